@@ -1,0 +1,29 @@
+"""The package that the course's notebooks import: measuring, reading generated code, running kernels.
+
+`import helpers` decides the mode (see `helpers.machine`) and must come before `import triton`;
+`helpers.start()` says what it found, or in one sentence why the course cannot run here.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The checkout: notebooks, labs and records are found from here, whatever folder a notebook runs in."""
+
+from . import machine  # noqa: E402  (machine reads ROOT)
+
+machine.prepare()
+
+
+def start() -> None:
+    """Say which machine and mode this notebook runs on.
+
+    Raises `machine.NotReady`, shown as one sentence with the command that mends it, when it cannot run here.
+    """
+    from . import doctor, show
+
+    problem = doctor.blocking()
+    if problem:
+        raise problem
+    show.note(machine.banner())
+    for warning in doctor.warnings():
+        show.note(warning, kind="warning")

@@ -1,0 +1,6 @@
+def blocking():
+    return None
+
+
+def warnings():
+    return []

@@ -1,0 +1,232 @@
+"""What this machine is: GPU or CPU mode, its limits, the rates on its datasheet.
+
+The mode is decided once, when `helpers` is imported: "gpu" where an NVIDIA card of compute capability 7.5 or
+later and a CUDA build of torch are there, else "cpu". `HELPERS_MODE=cpu` or `=gpu` forces it. In CPU mode
+`TRITON_INTERPRET=1` is set, which Triton reads while it is being imported: hence `helpers` before `triton`.
+"""
+
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+OLDEST = (7, 5)
+"""Compute capability of the oldest card the course runs on (T4)."""
+
+
+class NotReady(RuntimeError):
+    """This machine cannot do what was asked: one sentence, and the command that mends it.
+
+    IPython shows it without a traceback, since the fault is the machine's, not the reader's code's.
+    """
+
+    def __init__(self, sentence: str, mend: str = ""):
+        super().__init__(sentence + (f"\nMend: {mend}" if mend else ""))
+        self.sentence, self.mend = sentence, mend
+
+    def _render_traceback_(self):
+        return [str(self)]
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Rates on a card's datasheet: bytes/s of its memory; dense fp16 tensor-core and plain fp32 FLOP/s."""
+
+    bytes_per_s: float
+    fp16_flops: float
+    fp32_flops: float
+    source: str
+
+
+# The names are those that nvidia-smi prints. Dense rates: the datasheets print twice that "with sparsity".
+DATASHEETS = {
+    "NVIDIA H200": Peaks(4.8e12, 989e12, 67e12, "NVIDIA H200 datasheet, SXM"),
+    "NVIDIA H100 80GB HBM3": Peaks(3.35e12, 989e12, 67e12, "NVIDIA H100 datasheet, SXM"),
+    "NVIDIA H100 PCIe": Peaks(2.0e12, 756e12, 51e12, "NVIDIA H100 datasheet, PCIe"),
+    "NVIDIA A100-SXM4-80GB": Peaks(2.039e12, 312e12, 19.5e12, "NVIDIA A100 datasheet, 80 GB SXM"),
+    "NVIDIA A100-SXM4-40GB": Peaks(1.555e12, 312e12, 19.5e12, "NVIDIA A100 datasheet, 40 GB SXM"),
+    "NVIDIA L4": Peaks(300e9, 121e12, 30.3e12, "NVIDIA L4 datasheet"),
+    "Tesla T4": Peaks(320e9, 65e12, 8.1e12, "NVIDIA T4 datasheet"),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine is. Sizes are in bytes; what a CPU has no counterpart for is 0 or empty there."""
+
+    mode: str
+    why: str
+    name: str
+    capability: tuple[int, int] | None = None
+    sms: int = 0
+    l2_bytes: int = 0
+    memory_bytes: int = 0
+    shared_bytes_per_block: int = 0
+    shared_bytes_per_sm: int = 0
+    registers_per_sm: int = 0
+    uuid: str = ""
+    driver: str = ""
+    peaks: Peaks | None = None
+
+    @property
+    def arch(self) -> str:
+        """The target of code that is compiled to be read: this card's, or in CPU mode Hopper's."""
+        return "sm_{}{}".format(*self.capability) if self.capability else "sm_90"
+
+    def free_bytes(self) -> int:
+        """Bytes of memory that are free now, on the card or, in CPU mode, in RAM."""
+        if self.mode == "gpu":
+            import torch
+
+            return torch.cuda.mem_get_info()[0]
+        import psutil
+
+        return psutil.virtual_memory().available
+
+
+def prepare() -> None:
+    """Set what must be set before triton is imported. Called by `import helpers`."""
+    if _mode()[0] == "cpu":
+        if "triton" not in sys.modules:
+            os.environ["TRITON_INTERPRET"] = "1"
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            from . import interpreter
+
+            interpreter.install()
+    else:
+        os.environ.pop("TRITON_INTERPRET", None)
+
+
+@lru_cache(maxsize=1)
+def _mode() -> tuple[str, str]:
+    """The mode and one sentence that says why. Asking creates no CUDA context."""
+    wanted = os.environ.get("HELPERS_MODE", "")
+    if wanted not in ("", "cpu", "gpu"):
+        raise NotReady(f"HELPERS_MODE={wanted!r} is no mode.", "export HELPERS_MODE=cpu, or =gpu, or unset it")
+    if wanted == "cpu":
+        return "cpu", "HELPERS_MODE=cpu asks for it"
+    reason = _no_gpu()
+    if reason is None:
+        return "gpu", "a CUDA card and a CUDA build of torch are here"
+    if wanted == "gpu":
+        raise NotReady(f"HELPERS_MODE=gpu, but {reason}.", "python -m helpers doctor names what is missing")
+    return "cpu", reason
+
+
+def _no_gpu() -> str | None:
+    """Why the GPU cannot be used, as a clause; None where it can."""
+    import torch
+
+    if torch.version.hip:
+        return "this torch is a ROCm build, and the course's kernels are for NVIDIA cards"
+    if not torch.version.cuda:
+        return "this torch is a CPU build" + (" although the machine has an NVIDIA driver" if _driver() else "")
+    if not torch.cuda.is_available():
+        driver = _driver()
+        if not driver:
+            return "no NVIDIA driver was found"
+        return f"torch, built for CUDA {torch.version.cuda}, cannot use driver {driver} or sees no card"
+    if (found := torch.cuda.get_device_capability()) < OLDEST:
+        name = torch.cuda.get_device_name()
+        return f"{name} has compute capability {found[0]}.{found[1]}, below {OLDEST[0]}.{OLDEST[1]}"
+    return None
+
+
+def _driver() -> str:
+    """The NVIDIA driver's version, from NVML; empty where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no library, no driver or no permission: for the course all mean "none here"
+        return ""
+    try:
+        return pynvml.nvmlSystemGetDriverVersion()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+@lru_cache(maxsize=1)
+def here() -> Machine:
+    """This machine, looked at once."""
+    mode, why = _mode()
+    if mode == "cpu":
+        import psutil
+
+        return Machine("cpu", why, _cpu_name(), memory_bytes=psutil.virtual_memory().total)
+    import torch
+
+    p = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Machine(
+        "gpu",
+        why,
+        p.name,
+        (p.major, p.minor),
+        p.multi_processor_count,
+        p.L2_cache_size,
+        p.total_memory,
+        p.shared_memory_per_block_optin,
+        p.shared_memory_per_multiprocessor,
+        p.regs_per_multiprocessor,
+        f"GPU-{p.uuid}",
+        _driver(),
+        DATASHEETS.get(p.name),
+    )
+
+
+def gpu() -> bool:
+    """True in GPU mode."""
+    return _mode()[0] == "gpu"
+
+
+def device() -> str:
+    """The torch device that lessons put tensors on: "cuda" or "cpu"."""
+    return "cuda" if gpu() else "cpu"
+
+
+def pick(*, gpu, cpu):
+    """`gpu` in GPU mode, `cpu` in CPU mode: sizes that suit where a cell runs."""
+    return gpu if _mode()[0] == "gpu" else cpu
+
+
+def versions() -> dict[str, str]:
+    """Versions of what figures depend on: Python, torch, CUDA, triton, cupy, the driver."""
+    import torch
+
+    out = {"python": platform.python_version(), "torch": torch.__version__}
+    if torch.version.cuda:
+        out["cuda"] = torch.version.cuda
+    for name, distributions in {"triton": ["triton"], "cupy": ["cupy-cuda13x", "cupy-cuda12x"]}.items():
+        for distribution in distributions:
+            try:
+                out[name] = metadata.version(distribution)
+            except metadata.PackageNotFoundError:
+                continue
+    if here().driver:
+        out["driver"] = here().driver
+    return out
+
+
+def banner() -> str:
+    """One line: mode, machine, versions; in CPU mode also why, and what that means for figures."""
+    m = here()
+    with_versions = ", ".join(f"{k} {v}" for k, v in versions().items())
+    if m.mode == "gpu":
+        size = f"{m.sms} SMs, {m.l2_bytes / 2**20:.0f} MB of L2, {m.memory_bytes / 2**30:.0f} GiB"
+        return f"GPU mode: {m.name} (compute capability {m.capability[0]}.{m.capability[1]}; {size}). {with_versions}"
+    return (
+        f"CPU mode ({m.why}): kernels run on {m.name} for their values; "
+        f"every time and rate shown was recorded on the GPU that its label names. {with_versions}"
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except FileNotFoundError:  # not Linux
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

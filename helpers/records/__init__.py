@@ -1,0 +1,215 @@
+"""Figures measured on named GPUs, and the one way for a lesson to show a figure.
+
+`figures(measure, "id", ...)` measures on a GPU; in CPU mode it returns what was recorded, labelled with its GPU,
+date and versions. Ids are string literals, so that a test can find each in exactly one cell. The file of a GPU is
+`{"machine": {…}, "figures": {id: {"value", "unit", "low", "high", "n", "note"}}, "texts": {id: [line, …]}}`.
+"""
+
+import ast
+import datetime
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+
+from filelock import FileLock
+
+from .. import machine, show
+
+FOLDER = Path(__file__).parent
+REFERENCE = FOLDER / "nvidia-h200.json"
+"""The record that CPU mode shows."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A figure: the median of n samples, and their quartiles `low` and `high`, all in `unit`."""
+
+    value: float
+    unit: str
+    low: float
+    high: float
+    n: int = 1
+    note: str = ""
+
+    @classmethod
+    def exact(cls, value: float, unit: str, note: str = "") -> "Measurement":
+        """A figure that is counted rather than sampled."""
+        return cls(value, unit, value, value, 1, note)
+
+    def __str__(self) -> str:
+        spread = "" if self.low == self.high else f" ({show.number(self.low)} – {show.number(self.high)}, n={self.n})"
+        return f"{show.number(self.value)} {self.unit}{spread}" + (f"; {self.note}" if self.note else "")
+
+
+class Missing(LookupError):
+    """A figure that no GPU has been recorded for."""
+
+
+@dataclass(frozen=True)
+class Figures(Mapping):
+    """Measurements by id, with where they were made. `live`: measured by this very run."""
+
+    values_by_id: dict[str, Measurement]
+    live: bool
+    where: str
+
+    def __getitem__(self, key: str) -> Measurement:
+        return self.values_by_id[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_id)
+
+    def __len__(self) -> int:
+        return len(self.values_by_id)
+
+    def rows(self) -> list[dict]:
+        return [
+            {
+                "figure": key,
+                "value": m.value,
+                "unit": m.unit,
+                "quartiles": "" if m.low == m.high else f"{show.number(m.low)} – {show.number(m.high)}",
+                "n": m.n,
+                "note": m.note,
+            }
+            for key, m in self.values_by_id.items()
+        ]
+
+    def _table(self):
+        caption = f"{'Measured here' if self.live else 'Recorded'}: {self.where}"
+        return show.table(self.rows(), caption=caption)
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return self._table()._repr_mimebundle_()
+
+    def __str__(self) -> str:
+        return str(self._table())
+
+
+def figures(measure: Callable[[], Mapping[str, Measurement]], *ids: str) -> Figures:
+    """The figures `ids`: measured by `measure()` on a GPU, recorded ones in CPU mode.
+
+    Errors: ValueError where `measure` returns other ids than it declares; in CPU mode as `recorded`.
+    """
+    if machine.gpu():
+        measured = dict(measure())
+        if set(measured) != set(ids):
+            raise ValueError(
+                f"declared but not measured: {sorted(set(ids) - set(measured))}; "
+                f"measured but not declared: {sorted(set(measured) - set(ids))}"
+            )
+        found = {key: measured[key] for key in ids}
+        _save("figures", {key: asdict(m) for key, m in found.items()})
+        return Figures(found, True, label(this_machine()))
+    return recorded(*ids)
+
+
+def recorded(*ids: str) -> Figures:
+    """Figures from the reference record, whatever the mode.
+
+    A figure without a record is NaN, "not recorded yet", or raises `Missing` where HELPERS_RECORDS=strict.
+    """
+    record = load()
+    missing = [key for key in ids if key not in record["figures"]]
+    if missing and os.environ.get("HELPERS_RECORDS") == "strict":
+        raise Missing(f"no record of {', '.join(missing)} in {REFERENCE.name}: python -m helpers measure, on that GPU")
+    absent = {
+        "value": math.nan,
+        "unit": "",
+        "low": math.nan,
+        "high": math.nan,
+        "n": 0,
+        "note": "not recorded yet",
+    }
+    found = {key: record["figures"].get(key, absent) for key in ids}
+    fields = [f.name for f in dataclass_fields(Measurement)]
+    values = {key: Measurement(**{f: entry[f] for f in fields}) for key, entry in found.items()}
+    return Figures(values, False, label(record["machine"]))
+
+
+def figure(key: str, measure: Callable[[], Measurement]) -> Figures:
+    """`figures` for a single id, whose `measure` returns the measurement itself."""
+    return figures(lambda: {key: measure()}, key)
+
+
+def text(key: str, make: Callable[[], str]) -> str:
+    """Generated text that takes a GPU to make (a compiler's output, a tool's report): made there, recorded here."""
+    if machine.gpu():
+        made = make()
+        _save("texts", {key: made.splitlines()})
+        return made
+    record = load()
+    if key not in record["texts"]:
+        if os.environ.get("HELPERS_RECORDS") == "strict":
+            raise Missing(f"no record of {key} in {REFERENCE.name}: python -m helpers measure, on that GPU")
+        return f"({key}: not recorded yet)"
+    return f"[recorded: {label(record['machine'])}]\n" + "\n".join(record["texts"][key])
+
+
+def load(path: Path = REFERENCE) -> dict:
+    """A GPU's record; an empty one where the file does not exist yet."""
+    empty = {"machine": {}, "figures": {}, "texts": {}}
+    return {**empty, **json.loads(path.read_text())} if path.exists() else empty
+
+
+def this_machine() -> dict:
+    """What a record says of the machine it was made on."""
+    m = machine.here()
+    return {"gpu": m.name, "date": datetime.date.today().isoformat(), **machine.versions()}
+
+
+def label(about: dict) -> str:
+    """One line: GPU, date, versions."""
+    if not about:
+        return "no record yet"
+    rest = ", ".join(f"{k} {v}" for k, v in about.items() if k not in ("gpu", "date"))
+    return f"{about['gpu']}, {about['date']}, {rest}"
+
+
+def _save(kind: str, entries: dict) -> None:
+    """Merge entries into the file that `python -m helpers measure` names in HELPERS_RECORD; else do nothing."""
+    if path := os.environ.get("HELPERS_RECORD"):
+        merge(Path(path), kind, entries, this_machine(), os.environ.get("HELPERS_RECORD_CODE", ""))
+
+
+def merge(path: Path, kind: str, entries: dict, about: dict, code: str = "") -> None:
+    """Write `entries` into the record at `path`, each stamped with its date and the hash of its notebook's code.
+
+    Errors: ValueError where the record is another GPU's.
+    """
+    with FileLock(f"{path}.lock"):
+        record = load(path)
+        if record["machine"] and record["machine"]["gpu"] != about["gpu"]:
+            raise ValueError(f"{path} holds figures of a {record['machine']['gpu']}, not of a {about['gpu']}")
+        record["machine"] = about
+        for key, entry in entries.items():
+            record[kind][key] = {**entry, "date": about["date"], "code": code} if kind == "figures" else entry
+        ordered = {"machine": record["machine"]} | {k: dict(sorted(record[k].items())) for k in ("figures", "texts")}
+        path.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+
+
+def declared(notebook: Path) -> dict[str, list[int]]:
+    """The ids that a notebook declares, each with the indices of its cells: literals in records.* calls."""
+    out: dict[str, list[int]] = {}
+    for index, cell in enumerate(json.loads(notebook.read_text())["cells"]):
+        if cell["cell_type"] != "code":
+            continue
+        source = "\n".join("" if line.startswith(("%", "!")) else line for line in "".join(cell["source"]).splitlines())
+        for node in ast.walk(ast.parse(source)):
+            if not (isinstance(node, ast.Call) and ast.unparse(node.func) in _CALLS):
+                continue
+            first = 1 if ast.unparse(node.func) == "records.figures" else 0
+            for argument in node.args[first:] if first else node.args[:1]:
+                if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
+                    raise ValueError(
+                        f"{notebook.name}, cell {index}: an id must be a string literal: {ast.unparse(argument)}"
+                    )
+                out.setdefault(argument.value, []).append(index)
+    return out
+
+
+_CALLS = ("records.figure", "records.figures", "records.text")

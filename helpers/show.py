@@ -1,0 +1,158 @@
+"""How things look in a notebook: notes, tables, pictures with a description, progress, excerpts of code.
+
+Everything has a plain-text form too, so that scripts, screen readers and saved notebooks can be read.
+"""
+
+import base64
+import html
+import io
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from IPython.display import display
+
+_CELL = "padding:2px 10px;text-align:{};border-bottom:1px solid #8884"
+
+
+@dataclass(frozen=True)
+class _Both:
+    """Something with an HTML form for the notebook and a text form for everything else."""
+
+    html: str
+    text: str
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/html": self.html, "text/plain": self.text}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def note(text: str, kind: str = "note") -> None:
+    """Show one line of text. kind: "note" or "warning"."""
+    colour = {"note": "#0072B2", "warning": "#D55E00"}[kind]
+    style = f"border-left:4px solid {colour};padding:4px 10px"
+    word = "Warning: " if kind == "warning" else ""
+    display(_Both(f'<div style="{style}">{word}{html.escape(text)}</div>', word + text))
+
+
+def table(rows: list[dict], columns: list[str] | None = None, caption: str = "") -> _Both:
+    """A table of `rows` (dicts); `columns` chooses and orders the keys. Numbers are shown to 4 significant digits."""
+    columns = columns or list(dict.fromkeys(k for row in rows for k in row))
+    cells = [[number(row.get(c, "")) for c in columns] for row in rows]
+    right = [all(isinstance(r.get(c, 0), int | float) for r in rows) for c in columns]
+    head = "".join(
+        f'<th style="{_CELL.format("right" if r else "left")}">{html.escape(c)}</th>'
+        for c, r in zip(columns, right, strict=True)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td style="{_CELL.format("right" if r else "left")}">{html.escape(v)}</td>'
+            for v, r in zip(row, right, strict=True)
+        )
+        + "</tr>"
+        for row in cells
+    )
+    top = f'<caption style="text-align:left;padding:4px 0">{html.escape(caption)}</caption>' if caption else ""
+    widths = [max([len(c), *(len(row[i]) for row in cells)]) for i, c in enumerate(columns)]
+
+    def line(values):
+        padded = (v.rjust(w) if r else v.ljust(w) for v, w, r in zip(values, widths, right, strict=True))
+        return "  ".join(padded).rstrip()
+
+    text = "\n".join([*([caption] if caption else []), line(columns), *map(line, cells)])
+    return _Both(f"<table>{top}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", text)
+
+
+def number(value) -> str:
+    """A number as the course prints it: 4 significant digits, thousands apart."""
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A matplotlib figure and its description in words, shown together: the text for those who cannot see it."""
+
+    figure: object
+    text: str
+
+    def _ipython_display_(self) -> None:
+        import matplotlib.pyplot as plt
+
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight", facecolor="white")
+        plt.close(self.figure)
+        # Jupyter keeps "alt" but does not render it yet, so the description is printed beneath as well
+        display(
+            {"image/png": base64.b64encode(buffer.getvalue()).decode(), "text/plain": self.text},
+            raw=True,
+            metadata={"image/png": {"alt": self.text}},
+        )
+        display(_Both(f'<div style="font-size:90%;max-width:60em">{html.escape(self.text)}</div>', self.text))
+
+
+def progress(work: Iterable | int, label: str, total: int | None = None) -> Iterator:
+    """Iterate over `work` (or range(work)) with a progress bar that vanishes at the end.
+
+    It is drawn only once two seconds have passed: nothing flashes by for quick work.
+    """
+    work = range(work) if isinstance(work, int) else work
+    total = total or (len(work) if hasattr(work, "__len__") else None)
+    began, handle = time.monotonic(), None
+    for i, item in enumerate(work):
+        if time.monotonic() - began > 2:
+            of = f"{i}/{total}" if total else str(i)
+            bar = f'<progress value="{i}" max="{total}"></progress>' if total else "<progress></progress>"
+            both = _Both(f"{html.escape(label)} {bar} {of}", f"{label}: {of}")
+            if handle:
+                handle.update(both)
+            else:
+                handle = display(both, display_id=True)
+        yield item
+    if handle:
+        handle.update(_Both("", ""))
+
+
+@contextmanager
+def working(label: str) -> Iterator[None]:
+    """Show that something of unknown length is going on, until it ends: a profiler's run, a long compilation."""
+    handle = display(_Both(f"{html.escape(label)} <progress></progress>", f"{label} ..."), display_id=True)
+    try:
+        yield
+    finally:
+        if handle:  # None outside IPython
+            handle.update(_Both("", ""))
+
+
+def code(
+    text: str, language: str = "", lines: slice | None = None, mark: str | None = None, caption: str = ""
+) -> _Both:
+    """An excerpt of generated code, scrolling where long.
+
+    lines: which lines to show (a slice of 0-based line numbers); mark: a regular expression whose lines stand out.
+    """
+    every = text.splitlines()
+    chosen = list(enumerate(every, 1))[lines or slice(None)]
+    pattern = re.compile(mark) if mark else None
+    width = len(str(len(every)))
+    out_html, out_text = [], []
+    for number, content in chosen:
+        hit = bool(pattern and pattern.search(content))
+        out_text.append(f"{'>' if hit else ' '} {number:{width}} {content}")
+        style = "background:#F0E44266;font-weight:bold;" if hit else ""
+        out_html.append(
+            f'<div style="{style}white-space:pre"><span style="opacity:.5">{number:{width}}</span> '
+            f"{html.escape(content)}</div>"
+        )
+    title = " · ".join(filter(None, [caption, language, f"{len(chosen)} of {len(every)} lines"]))
+    block = (
+        '<div style="max-height:26em;overflow:auto;font-family:monospace;font-size:12px;border:1px solid #8884;'
+        f'padding:6px">{"".join(out_html)}</div>'
+    )
+    return _Both(f'<div style="font-size:90%">{html.escape(title)}</div>{block}', "\n".join([title, *out_text]))
