@@ -1,0 +1,148 @@
+"""A learner's own copies in work/: lessons, labs and README, brought up to date without touching an edited file.
+
+`work/.copied.json` remembers what was copied. A notebook counts as edited when a cell's kind or source differs from
+what was copied: running it, which changes outputs only, is no edit. An update of an edited file arrives beside it
+as `NN_topic.new.ipynb`, once, and a message names the cells that changed.
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from . import ROOT
+
+FOLDERS = ("notebooks", "labs")
+MEMORY = ".copied.json"
+
+
+def copy_to_work(root: Path = ROOT) -> list[str]:
+    """Bring root/work up to date with root's lessons, labs and README. Returns what there is to tell the learner."""
+    work = root / "work"
+    memory = work / MEMORY
+    known = json.loads(memory.read_text()) if memory.exists() else {}
+    told = []
+    for source in sources(root):
+        told += _bring(source, work / source.relative_to(root), known.setdefault(_name(source, root), {}), root)
+    write(memory, (json.dumps(known, indent=1, sort_keys=True) + "\n").encode())
+    return told
+
+
+def sources(root: Path) -> list[Path]:
+    """The files that are copied, README first."""
+    found = [root / "README.md"]
+    for folder in FOLDERS:
+        found += sorted((root / folder).rglob("*"))
+    return [p for p in found if p.is_file() and not any(part.startswith((".", "__")) for part in p.parts[-2:])]
+
+
+def _name(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()
+
+
+def _bring(source: Path, copy: Path, known: dict, root: Path) -> list[str]:
+    """Copy, update, or lay an update beside one file. `known` is what is remembered of it, and is changed."""
+    content = _content(source, root)
+    new = fingerprint(source.name, content)
+    if not copy.exists():
+        write(copy, content)
+        known.clear()
+        known |= {"copied": new, "bytes": _hash(content)}
+        return []
+    mine = fingerprint(copy.name, copy.read_bytes())
+    if mine == new:
+        if known.get("bytes") == _hash(copy.read_bytes()) and copy.read_bytes() != content:
+            write(copy, content)  # neither edited nor run: it gets newly saved outputs too
+        known |= {"copied": new, "bytes": _hash(content)}
+        return []
+    if mine == known.get("copied"):
+        write(copy, content)
+        known |= {"copied": new, "bytes": _hash(content)}
+        return [f"work/{_name(source, root)} was updated (you had not edited it)."]
+    if new in (known.get("copied"), known.get("offered")):
+        return []
+    beside = _free_name(copy, known.get("offered"))
+    changed = changes(known.get("copied") or mine, new)
+    write(beside, content)
+    known["offered"] = new
+    stays = f"work/{_name(source, root)} has your edits and stays as it is."
+    return [f"{stays} The update is beside it, {beside.name}: {changed}."]
+
+
+def _free_name(copy: Path, offered) -> Path:
+    """Where an update may be written: a name that is free, or holds an earlier update that nobody edited."""
+    number = 0
+    while True:
+        number += 1
+        path = copy.with_name(f"{copy.stem}.new{number if number > 1 else ''}{copy.suffix}")
+        if not path.exists() or fingerprint(path.name, path.read_bytes()) == offered:
+            return path
+
+
+def _content(source: Path, root: Path) -> bytes:
+    """What is written into work/. README's links to files that are not copied lead one folder up."""
+    if source != root / "README.md":
+        return source.read_bytes()
+    copied = "|".join([*(f"{folder}/" for folder in FOLDERS), r"README\.md", "#", r"[a-z]+:"])
+    return re.sub(rf"(\]\()(?!{copied})", r"\1../", source.read_text()).encode()
+
+
+def fingerprint(name: str, content: bytes) -> list:
+    """What counts as a file's text: of a notebook [[cell id, hash of kind and source], …], of another file one hash.
+
+    Empty cells are left out, since JupyterLab adds one when the last cell is run.
+    """
+    try:
+        cells = json.loads(content)["cells"] if name.endswith(".ipynb") else None
+    except (ValueError, KeyError):  # a notebook that a learner broke is an edited file like any other
+        cells = None
+    if cells is None:
+        return [["", _hash(content)]]
+    text = [(c.get("id", str(i)), c["cell_type"], "".join(c["source"])) for i, c in enumerate(cells)]
+    return [[key, _hash(f"{kind}\0{source.rstrip()}".encode())] for key, kind, source in text if source.strip()]
+
+
+def changes(old: list, new: list) -> str:
+    """The cells in which two fingerprints differ, in words."""
+    before, after = dict(old), dict(new)
+    groups = {
+        "changed": [k for k in after if k in before and after[k] != before[k]],
+        "added": [k for k in after if k not in before],
+        "removed": [k for k in before if k not in after],
+    }
+    if groups["changed"] == [""]:
+        return "its text changed"
+    named = [f"{what} {', '.join(keys)}" for what, keys in groups.items() if keys]
+    return "cells " + "; ".join(named) if named else "the order of its cells changed"
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def first_layout(root: Path = ROOT) -> None:
+    """Arrange what JupyterLab opens the first time: README and lesson 00. Later it finds the learner's own tabs."""
+    from jupyterlab_server.workspaces_handler import WorkspacesManager
+
+    folder = root / "work" / ".jupyter" / "workspaces"
+    if folder.exists():
+        return
+    folder.mkdir(parents=True)
+    readme, first = "work/README.md", "work/notebooks/00_start_here.ipynb"
+    tabs = {
+        f"markdownviewer-widget:{readme}": {"path": readme, "factory": "Markdown Preview"},
+        f"notebook:{first}": {"path": first, "factory": "Notebook"},
+    }
+    area = {"type": "tab-area", "currentIndex": 0, "widgets": list(tabs)}
+    layout = {"main": {"dock": area, "current": next(iter(tabs))}}
+    data = {"layout-restorer:data": layout} | {key: {"data": value} for key, value in tabs.items()}
+    workspace = {"data": data, "metadata": {"id": "default"}}
+    WorkspacesManager(str(folder)).save("default", json.dumps(workspace))

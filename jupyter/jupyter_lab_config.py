@@ -1,0 +1,13 @@
+# JupyterLab as `make lab` starts it. Found through JUPYTER_CONFIG_PATH, so your own Jupyter configuration still
+# applies and comes first. Token and localhost are Jupyter's own defaults and stay.
+from pathlib import Path
+
+here = Path(__file__).resolve().parent
+c = get_config()  # noqa: F821
+
+c.ServerApp.root_dir = str(here.parent)
+c.LabApp.default_url = "/lab/tree/work/README.md"
+c.LabApp.app_settings_dir = str(here)  # overrides.json
+c.LabApp.workspaces_dir = str(here.parent / "work" / ".jupyter" / "workspaces")
+c.LabApp.news_url = None
+c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
