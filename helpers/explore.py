@@ -1,0 +1,119 @@
+"""Explorers to play with: ipywidgets, each beside a static figure that a saved notebook still shows."""
+
+import base64
+import io
+from dataclasses import dataclass
+
+import ipywidgets as widgets
+from IPython.display import display
+from matplotlib.lines import Line2D
+
+from helpers import plots, show, timing
+
+# FLOP/byte, as powers of two, that the slider runs over: an addition of fp32 vectors is at 2**-3.6, a large product
+# of fp16 matrices at 2**11
+LOW, HIGH, STEP = -6.0, 13.0, 0.25
+UNITS = {"fp16 with fp32 accumulation (tensor cores)": "fp16", "fp32 (ordinary arithmetic)": "fp32"}
+SIZES = {f"{size} of DRAM traffic": count for size, count in (("1 MB", 1e6), ("100 MB", 1e8), ("1 GB", 1e9))}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the roofline says of one kernel: bound is "memory" or "compute", rate in FLOP/s, seconds for the size."""
+
+    intensity: float
+    bound: str
+    rate: float
+    seconds: float
+    text: str
+
+
+def read(intensity: float, unit: str, size: float, ceilings) -> Reading:
+    """The roofline at one arithmetic intensity (FLOP/byte) for a kernel that moves size bytes of DRAM traffic."""
+    roof = plots.compute_roof(ceilings, unit)
+    rate = plots.attainable(intensity, ceilings, unit)
+    ridge = roof / ceilings.copy
+    bound = "memory" if intensity < ridge else "compute"
+    seconds = intensity * size / rate
+    number = plots.number
+    text = (
+        f"{number(intensity)} FLOP/byte in {unit}: {bound}-bound (the ridge is at {number(ridge)} FLOP/byte); "
+        f"attainable {number(rate / 1e12)} TFLOP/s, {rate / roof:.0%} of the compute roof; "
+        f"at least {number(seconds * 1e6)} µs for {number(size / 1e6)} MB of traffic, plus about "
+        f"{number(ceilings.launch_us)} µs for a launch."
+    )
+    return Reading(intensity, bound, rate, seconds, text)
+
+
+def roofline(ceilings=None, peaks=None) -> None:
+    """Show the roofline explorer: a slider of arithmetic intensity (arrow keys move it), the kind of arithmetic, the
+    bytes moved, a live figure and what it means in words; and a static roofline for readers of the saved notebook.
+
+    The container has the CSS class `roofline-explorer`, the line of words `roofline-readout`.
+    """
+    explorer = Roofline(ceilings or timing.ceilings(), peaks)
+    display(explorer.static())
+    display(explorer.box)
+
+
+class Roofline:
+    """The explorer's state: one figure, drawn once, in which only the marker and its drop line move."""
+
+    def __init__(self, ceilings, peaks=None):
+        self.ceilings, self.peaks = ceilings, peaks
+        ends = [plots.Point("", 2.0**power, 1.0) for power in (LOW, HIGH)]
+        self.figure = plots.roofline(ends, ceilings, peaks, title="Where does a kernel of this intensity stand?").figure
+        self.axes = self.figure.axes[0]
+        for line in list(self.axes.lines[-len(ends) :]):
+            line.remove()
+        self.figure.set_dpi(90)
+        self.figure.draw_without_rendering()
+        # the layout is done: keep it, so that a redraw is cheap and the picture never jumps
+        self.figure.set_layout_engine("none")
+        self.marker = Line2D([], [], marker="o", markersize=11, markeredgecolor="black", linestyle="none")
+        self.drop = Line2D([], [], color="0.4", linewidth=1, linestyle=":")
+        self.axes.add_line(self.drop)
+        self.axes.add_line(self.marker)
+
+        wide = {"description_width": "150px"}
+        full = widgets.Layout(width="98%", max_width="680px")
+        self.intensity = widgets.FloatLogSlider(
+            value=1.0, base=2, min=LOW, max=HIGH, step=STEP, description="FLOP per byte", readout_format=".3g",
+            style=wide, layout=full,
+        )  # fmt: skip
+        self.unit = widgets.Dropdown(options=UNITS, value="fp16", description="arithmetic", style=wide, layout=full)
+        self.size = widgets.Dropdown(options=SIZES, value=1e8, description="bytes moved", style=wide, layout=full)
+        self.picture = widgets.HTML()
+        self.readout = widgets.HTML()
+        self.readout.add_class("roofline-readout")
+        self.box = widgets.VBox([self.intensity, self.unit, self.size, self.readout, self.picture])
+        self.box.add_class("roofline-explorer")
+        for control in (self.intensity, self.unit, self.size):
+            control.observe(self.update, names="value")
+        self.update()
+
+    def update(self, _change=None) -> None:
+        reading = read(self.intensity.value, self.unit.value, self.size.value, self.ceilings)
+        color = plots.BLUE if self.unit.value == "fp16" else plots.VERMILION
+        self.marker.set_data([reading.intensity], [reading.rate / 1e12])
+        self.marker.set_color(color)
+        self.drop.set_data([reading.intensity] * 2, [self.axes.get_ylim()[0], reading.rate / 1e12])
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png")
+        image = base64.b64encode(buffer.getvalue()).decode()
+        # an img of our own, since an alt text of Output's images is not rendered
+        self.picture.value = f'<img style="max-width:100%" alt="{reading.text}" src="data:image/png;base64,{image}">'
+        self.readout.value = f'<p role="status"><b>{reading.bound}-bound.</b> {reading.text}</p>'
+
+    def static(self) -> show.Picture:
+        """A few well-known operations on the same roofs, for a notebook that is read without a kernel."""
+        n = 4096
+        examples = [
+            plots.Point("add, fp32", 1, 12),
+            plots.Point("softmax, fp32", 5, 8),
+            plots.Point(f"one-row product {n}×{n}, fp16", 2 * n * n, 2 * (n * n + 2 * n), unit="fp16"),
+            plots.Point(f"product {n}³, fp16", 2 * n**3, 2 * 3 * n * n, unit="fp16"),
+        ]
+        return plots.roofline(examples, self.ceilings, self.peaks, title="Predictions on this machine's roofs")
+
+
