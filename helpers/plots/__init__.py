@@ -1,0 +1,14 @@
+"""The course's charts: roofline, memory traffic, bars with their spread, lines over a size.
+
+Each function takes measured objects (`timing.Measurement`, `records.Figures`, `timing.Ceilings`, byte counts) and
+returns a `show.Picture`: a matplotlib figure and a description in words that is generated from the same data.
+Colours are Okabe and Ito's palette, told apart by readers who cannot tell red from green; hatches and markers repeat
+what colour says. Figures are made without pyplot, so a notebook never shows one twice.
+"""
+
+from .charts import Bytes, bars, lines, traffic
+from .roofs import Point, attainable, compute_roof, roofline
+from .style import BLUE, VERMILION, number
+
+__all__ = ["BLUE", "VERMILION", "Bytes", "Point", "attainable", "bars", "compute_roof", "lines", "number"]
+__all__ += ["roofline", "traffic"]

@@ -1,0 +1,220 @@
+"""Bars and lines of measurements, and of the bytes that operations move."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .. import show
+from .style import (
+    BLACK,
+    GREEN,
+    MARKERS,
+    MISSING,
+    ORANGE,
+    PALETTE,
+    SKY,
+    blank,
+    byte_scale,
+    known,
+    known_or,
+    number,
+    size,
+    unit_name,
+    value_of,
+)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """DRAM traffic of one operation, bytes of one call: the least it must move, what the program asked for, and what
+    the counters saw (a number or a `traffic.Measured`). None where that was not counted."""
+
+    name: str
+    least: float
+    requested: float | None = None
+    measured: object = None
+
+
+def traffic(rows: Sequence[Bytes], ceilings=None, title: str = "") -> show.Picture:
+    """Horizontal bars per operation: least, requested and measured DRAM bytes, with the floor drawn as a line at the
+    least. With ceilings, the floor also carries its time, least / copy bandwidth."""
+    rows = list(rows)
+    kinds = (
+        ("least", GREEN, "", lambda row: row.least),
+        ("requested", SKY, "//", lambda row: row.requested),
+        ("measured", ORANGE, "..", lambda row: value_of(row.measured)),
+    )
+    counts = [[(kind, color, hatch, get(row)) for kind, color, hatch, get in kinds] for row in rows]
+    counts = [[bar for bar in bars if bar[3] is not None] for bars in counts]
+    height = 1.5 + 0.30 * sum(len(bars) + 1 for bars in counts)
+    figure, axes = blank(title or "DRAM traffic of one call", height=height)
+    widest = max(
+        [value for bars in counts for *_, value in bars if known(value)] + [row.least for row in rows]
+    )
+    scale, unit = byte_scale(widest)
+    y, ticks, said = 0.0, [], []
+    for row, bars in zip(rows, counts, strict=True):
+        top, words = y, []
+        for kind, color, hatch, value in bars:
+            counted = known(value)
+            label = f"{number(value / scale)} {unit}" if counted else MISSING
+            if counted and kind != "least":
+                label += f" = {value / row.least:.2f}× least"
+            axes.barh(
+                y,
+                value / scale if counted else 0,
+                0.9,
+                color=color,
+                hatch=hatch,
+                edgecolor="white",
+                label=kind,
+            )
+            # beyond the floor's line too, where the bar ends just short of it
+            end = max(value, row.least) if counted and value > 0.6 * row.least else value if counted else 0
+            axes.annotate(label, (end / scale, y), (5, 0), textcoords="offset points", va="center",
+                          fontsize=9)  # fmt: skip
+            words.append(f"{kind} {label}")
+            y += 1
+        axes.plot([row.least / scale] * 2, [top - 0.6, y - 0.4], color=BLACK, linestyle="--", linewidth=1.3,
+                  label="floor")  # fmt: skip
+        if ceilings is not None:
+            words.append(f"floor {number(row.least / ceilings.copy * 1e6)} µs at copy bandwidth")
+        ticks.append(((top + y - 1) / 2, row.name))
+        said.append(f"{row.name}: {', '.join(words)}.")
+        y += 0.8
+    names = [
+        name if ceilings is None else f"{name}\nfloor {number(row.least / ceilings.copy * 1e6)} µs"
+        for (_, name), row in zip(ticks, rows, strict=True)
+    ]
+    axes.set_yticks([at for at, _ in ticks], names)
+    axes.set(xlabel=f"DRAM bytes of one call ({unit})", xlim=(0, widest / scale * 1.38), ylim=(y - 0.7, -1.0))
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=4, frameon=False)
+    return show.Picture(figure, "DRAM traffic. " + " ".join(said))
+
+
+def bars(
+    figures: Mapping, title: str = "", labels: Mapping[str, str] | None = None, floor=None,
+    floor_label: str = "floor", better: str = "",
+) -> show.Picture:  # fmt: skip
+    """Horizontal bars of medians with whiskers over the interquartile range.
+
+    figures: `records.Figures` or any mapping of name to `timing.Measurement`, all of one unit (ValueError otherwise).
+    labels renames them for the reader; floor is a Measurement or number in the same unit, drawn as a dashed line;
+    better is "lower" or "higher" (worked out from the unit when empty).
+    """
+    items = list(figures.items())
+    # a figure without a record has no unit either
+    units = {m.unit for m in [*figures.values(), floor] if hasattr(m, "unit") and known(m.value)}
+    if len(units) > 1:
+        raise ValueError(f"Bars of one chart share a unit; these have {', '.join(sorted(units))}.")
+    unit = unit_name(units.pop()) if units else MISSING
+    better = better or ("lower" if unit in ("µs", "ms", "s", "ns", "MB", "GB", "bytes", "J") else "higher")
+    limit = value_of(floor)
+    figure, axes = blank(title, height=1.4 + 0.45 * len(items))
+    values = [measurement.value for _, measurement in items]
+    highs = [
+        max(known_or(measurement.high, measurement.value), measurement.value) for _, measurement in items
+    ]
+    widest = max([high for high in highs if known(high)] + [limit if known(limit) else 0.0]) or 1.0
+    names = [(labels or {}).get(name, name) for name, _ in items]
+    said = []
+    for y, (name, (_, measurement)) in enumerate(zip(names, items, strict=True)):
+        if not known(measurement.value):
+            axes.annotate(
+                MISSING, (0, y), (5, 0), textcoords="offset points", va="center", color="0.35", fontsize=9
+            )
+            said.append(f"{name} {MISSING}")
+            continue
+        low = min(known_or(measurement.low, measurement.value), measurement.value)
+        axes.barh(y, measurement.value, 0.65, color=PALETTE[y % len(PALETTE)])
+        axes.errorbar(measurement.value, y, xerr=[[measurement.value - low], [highs[y] - measurement.value]],
+                      color=BLACK, capsize=4, linewidth=1.4)  # fmt: skip
+        axes.annotate(
+            number(measurement.value), (highs[y], y), (6, 0), textcoords="offset points", va="center"
+        )
+        said.append(f"{name} {number(measurement.value)} (quartiles {number(low)} to {number(highs[y])})")
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel=f"{unit} ({better} is better)", xlim=(min([0, *filter(known, values)]), widest * 1.18))
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    if known(limit):
+        axes.axvline(
+            limit, color=BLACK, linestyle="--", linewidth=1.3, label=f"{floor_label} {number(limit)} {unit}"
+        )
+        figure.legend(loc="outside lower center", frameon=False)
+        said.append(f"{floor_label} {number(limit)}")
+    if where := getattr(figures, "where", ""):
+        source = f"{'measured here' if figures.live else 'recorded'}: {', '.join(where.split(', ')[:2])}"
+        axes.set_title(source, loc="right", fontsize=8.5, color="0.35")
+        said.append(source)
+    heading = f"{title}: bars" if title else "Bars"
+    text = f"{heading} in {unit}, {better} is better: {'; '.join(said)}.{_best(names, items, better)}"
+    return show.Picture(figure, text)
+
+
+def _best(names, items, better) -> str:
+    there = [(name, m) for name, (_, m) in zip(names, items, strict=True) if known(m.value)]
+    if len(there) < 2:
+        return ""
+    there.sort(key=lambda pair: pair[1].value, reverse=better == "higher")
+    (first, a), (second, b) = there[:2]
+    apart = a.low > b.high if better == "higher" else a.high < b.low
+    return (
+        f" Best: {first}." if apart else f" {first} and {second} are not told apart: their quartiles overlap."
+    )
+
+
+def lines(
+    series: Mapping[str, Sequence], xlabel: str, ylabel: str, title: str = "", xlog: bool = True, ylog: bool = False,
+    marks: Mapping[str, float] | None = None,
+) -> show.Picture:  # fmt: skip
+    """Lines over a size, the interquartile range as a band.
+
+    series: name -> sequence of (x, y), y a `timing.Measurement` or a number, in the unit that ylabel names.
+    marks: label -> y of horizontal dashed lines (a floor, a peak).
+    """
+    figure, axes = blank(title, height=4.4)
+    said, ends, xs = [], [], set()
+    for index, (name, pairs) in enumerate(series.items()):
+        pairs = sorted((pair for pair in pairs if known(value_of(pair[1]))), key=lambda pair: pair[0])
+        if not pairs:
+            said.append(f"{name} {MISSING}")
+            continue
+        x = [at for at, _ in pairs]
+        y = [value_of(value) for _, value in pairs]
+        xs.update(x)
+        color = PALETTE[index % len(PALETTE)]
+        axes.plot(x, y, color=color, marker=MARKERS[index % len(MARKERS)], linewidth=1.8, markersize=6, label=name,
+                  linestyle=("-", "--", "-.", ":")[index // len(PALETTE) % 4])  # fmt: skip
+        axes.fill_between(x, [known_or(getattr(v, "low", None), value_of(v)) for _, v in pairs],
+                          [known_or(getattr(v, "high", None), value_of(v)) for _, v in pairs], color=color, alpha=0.2,
+                          linewidth=0)  # fmt: skip
+        ends.append((name, y))
+        least, most = min(range(len(y)), key=y.__getitem__), max(range(len(y)), key=y.__getitem__)
+        said.append(
+            f"{name} goes from {number(y[0])} at {size(x[0])} to {number(y[-1])} at {size(x[-1])} "
+            f"(least {number(y[least])} at {size(x[least])}, most {number(y[most])} at {size(x[most])})"
+        )
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    if xlog:
+        axes.set_xscale("log", base=2)
+        if 0 < len(xs) <= 12:
+            axes.set_xticks(sorted(xs), [size(x) for x in sorted(xs)])
+            axes.minorticks_off()
+    if ylog:
+        axes.set_yscale("log")
+    else:
+        every = [value for _, y in ends for value in y] + [value_of(at) for at in (marks or {}).values()]
+        every = [value for value in every if known(value)] or [1.0]
+        axes.set_ylim(min(0.0, *every), max(every) * 1.12)
+    for label, at in (marks or {}).items():
+        if known(value_of(at)):
+            axes.axhline(value_of(at), color=BLACK, linestyle="--", linewidth=1.2)
+            axes.annotate(f"{label} {number(value_of(at))}", (0, value_of(at)), (4, 3), textcoords="offset points",
+                          xycoords=("axes fraction", "data"), fontsize=9)  # fmt: skip
+            said.append(f"dashed line {label} at {number(value_of(at))}")
+    axes.grid(True, color="0.9", linewidth=0.8)
+    if ends:
+        figure.legend(loc="outside lower center", ncols=min(3, len(ends)), frameon=False)
+    heading = f"{title}: lines" if title else "Lines"
+    return show.Picture(figure, f"{heading} of {ylabel} over {xlabel}. {'; '.join(said)}.")

@@ -1,0 +1,181 @@
+"""Charts say in words what they draw, from the same data, and refuse what cannot be compared."""
+
+import base64
+import io
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+from matplotlib.text import Text
+
+import helpers  # noqa: F401  (decides the mode before triton is imported)
+from helpers import explore, machine, plots
+from helpers.records import Figures, Measurement
+
+CEILINGS = SimpleNamespace(copy=4e12, read=4.1e12, fp16_matmul=640e12, fp32=48e12, launch_us=2.0)
+H200 = machine.DATASHEETS["NVIDIA H200"]
+
+
+def us(value, spread=0.01):
+    return Measurement(value, "us", value * (1 - spread), value * (1 + spread), 30)
+
+
+def texts_inside(figure) -> None:
+    """Every text lies within the picture, as it is saved."""
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    for axes in figure.axes:
+        low, high = sorted(axes.get_ylim())
+        ticks = [t for t in axes.get_yticklabels() if low <= t.get_position()[1] <= high]
+        for text in [*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label, *ticks]:
+            box = text.get_window_extent(renderer)
+            if text.get_text():
+                assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1, text.get_text()
+                assert box.y0 >= -1 and box.y1 <= figure.bbox.height + 1, text.get_text()
+
+
+def test_a_point_knows_its_intensity_its_roof_and_its_rate():
+    add = plots.Point("add", flops=1e6, bytes=12e6, time=us(4.0))
+    assert add.intensity == pytest.approx(1 / 12)
+    assert add.attainable(CEILINGS) == pytest.approx(4e12 / 12)
+    assert add.rate(CEILINGS) == pytest.approx(1e6 / 4e-6)
+    product = plots.Point("product", 2 * 4096**3, 6 * 4096**2, unit="fp16")
+    assert product.attainable(CEILINGS) == product.rate(CEILINGS) == 640e12
+
+
+def test_roofline_describes_each_point_from_the_data():
+    points = [
+        plots.Point("add", 1e6, 12e6, us(6.0)),
+        plots.Point("product", 2 * 4096**3, 6 * 4096**2, us(250), "fp16"),
+        plots.Point("guess", 1, 1),
+        plots.Point("unknown", 1, 1, us(math.nan)),
+    ]
+    picture = plots.roofline(points, CEILINGS, H200)
+    assert "add: 0.0833 FLOP/byte, memory-bound, 0.167 of 0.333 attainable TFLOP/s (50%)." in picture.text
+    assert "product: 1365 FLOP/byte, compute-bound, 550 of 640 attainable TFLOP/s (86%)." in picture.text
+    assert "guess: 1 FLOP/byte, memory-bound, predicted 4 TFLOP/s." in picture.text
+    assert "unknown: 1 FLOP/byte, memory-bound, not recorded yet." in picture.text
+    assert "Datasheet: 4.8 TB/s, 989 and 67 TFLOP/s." in picture.text
+    drawn = [text.get_text() for text in picture.figure.axes[0].texts]
+    assert {"add", "product", "guess"} <= set(drawn) and "unknown" not in drawn
+    texts_inside(picture.figure)
+
+
+def test_names_of_crowded_points_do_not_cover_each_other():
+    points = [plots.Point(f"softmax number {i}", 5e6, 8e6, us(4 + i / 10)) for i in range(5)]
+    figure = plots.roofline(points, CEILINGS).figure
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    boxes = [
+        Text.get_window_extent(t, renderer)
+        for t in figure.axes[0].texts
+        if t.get_text().startswith("softmax")
+    ]
+    assert len(boxes) == 5
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_an_unknown_compute_roof_is_refused():
+    with pytest.raises(ValueError, match="fp8"):
+        plots.attainable(1.0, CEILINGS, "fp8")
+
+
+def test_traffic_compares_with_the_least_and_names_the_floor():
+    seen = SimpleNamespace(read_bytes=70e6, written_bytes=80e6, us=40.0, kernels=("k",))
+    rows = [plots.Bytes("linear", 75e6, measured=seen), plots.Bytes("copy", 8e6, requested=8e6)]
+    picture = plots.traffic(rows, CEILINGS)
+    assert (
+        "linear: least 75 MB, measured 150 MB = 2.00× least, floor 18.8 µs at copy bandwidth." in picture.text
+    )
+    assert "copy: least 8 MB, requested 8 MB = 1.00× least, floor 2 µs at copy bandwidth." in picture.text
+    # three bars were counted and two floors drawn: nothing is drawn that was not counted
+    axes = picture.figure.axes[0]
+    assert sorted(round(bar.get_width()) for bar in axes.patches) == [8, 8, 75, 150]
+    assert len(axes.lines) == 2
+    texts_inside(picture.figure)
+
+
+def test_bars_of_two_units_are_refused():
+    with pytest.raises(ValueError, match="TB/s, us"):
+        plots.bars({"a": us(1), "b": Measurement.exact(1.0, "TB/s")})
+    with pytest.raises(ValueError, match="TB/s, us"):
+        plots.bars({"a": us(1)}, floor=Measurement.exact(1.0, "TB/s"))
+
+
+def test_bars_name_the_best_only_where_quartiles_are_apart():
+    apart = plots.bars({"x": us(10), "y": us(20)})
+    assert "lower is better" in apart.text and apart.text.endswith("Best: x.")
+    close = plots.bars({"x": us(10), "y": us(10.1)})
+    assert close.text.endswith("x and y are not told apart: their quartiles overlap.")
+    rates = {"x": Measurement(1, "TB/s", 0.9, 1.1, 9), "y": Measurement(3, "TB/s", 2.9, 3.1, 9)}
+    assert plots.bars(rates).text.endswith("Best: y.")
+
+
+def test_bars_show_a_missing_record_as_missing_and_the_source_of_the_others():
+    missing = Measurement(math.nan, "", math.nan, math.nan, 0, "not recorded yet")
+    figures = Figures(
+        {"a.long.identifier": us(10), "b": missing}, False, "NVIDIA H200, 2026-11-29, torch 2.13"
+    )
+    picture = plots.bars(figures, "Softmax", labels={"a.long.identifier": "Triton"}, floor=us(8))
+    assert "Triton 10 (quartiles 9.9 to 10.1); b not recorded yet; floor 8" in picture.text
+    assert "recorded: NVIDIA H200, 2026-11-29" in picture.text
+    assert len([patch for patch in picture.figure.axes[0].patches if patch.get_width()]) == 1
+    texts_inside(picture.figure)
+    assert "not recorded yet" in plots.bars({"b": missing}).text
+
+
+def test_lines_describe_ends_and_extremes():
+    series = {"torch": [(256, us(4)), (512, us(2)), (4096, us(9))], "none": [(256, us(math.nan))]}
+    picture = plots.lines(series, "columns", "µs", marks={"floor": 1.5})
+    expected = "torch goes from 4 at 256 to 9 at 4k (least 2 at 512, most 9 at 4k); none not recorded yet"
+    assert expected in picture.text and "dashed line floor at 1.5" in picture.text
+    texts_inside(picture.figure)
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [(0.0833333, "0.0833"), (1234.5, "1234"), (4.0, "4"), (989e12, "9.89e+14"), (100, "100")],
+)
+def test_numbers_are_printed_to_three_digits(value, printed):
+    assert plots.number(value) == printed
+
+
+def test_reading_the_roofline():
+    low = explore.read(1.0, "fp16", 4e6, CEILINGS)
+    assert (low.bound, low.rate, low.seconds) == ("memory", 4e12, pytest.approx(1e-6))
+    high = explore.read(1600.0, "fp16", 4e6, CEILINGS)
+    assert (high.bound, high.rate, high.seconds) == ("compute", 640e12, pytest.approx(1e-5))
+    assert explore.read(100.0, "fp32", 4e6, CEILINGS).bound == "compute"
+
+
+def pixels(explorer) -> bytes:
+    image = re.search(r'base64,([^"]+)"', explorer.picture.value).group(1)
+    assert base64.b64decode(image).startswith(b"\x89PNG")
+    return base64.b64decode(image)
+
+
+def test_moving_the_slider_changes_picture_words_and_alt_text():
+    explorer = explore.Roofline(CEILINGS, H200)
+    before, words = pixels(explorer), explorer.readout.value
+    assert "memory-bound" in words
+    explorer.intensity.value *= 2**8
+    assert pixels(explorer) != before
+    assert "compute-bound" in explorer.readout.value and "compute-bound" in explorer.picture.value
+    fp16 = pixels(explorer)
+    explorer.unit.value = "fp32"
+    assert pixels(explorer) != fp16
+
+
+def test_the_browser_test_finds_the_explorer_by_its_classes():
+    explorer = explore.Roofline(CEILINGS)
+    assert "roofline-explorer" in explorer.box._dom_classes
+    assert "roofline-readout" in explorer.readout._dom_classes
+
+
+def test_the_static_roofline_can_be_saved():
+    picture = explore.Roofline(CEILINGS, H200).static()
+    buffer = io.BytesIO()
+    picture.figure.savefig(buffer, format="png")
+    assert buffer.tell() > 10_000 and "product 4096³, fp16" in picture.text
+    texts_inside(picture.figure)
