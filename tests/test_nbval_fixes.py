@@ -33,7 +33,7 @@ def run(folder, lessons, *options):
     command = [sys.executable, "-m", "pytest", "-v", "-rs", "--color=no", "--nbval-lax", *options, "."]
     env = notebooks.kernel_environment({"PYTEST_ADDOPTS": ""})
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
-    found = re.findall(r"^(\w+)\.ipynb::Cell \d+ (PASSED|FAILED|SKIPPED)", done.stdout, re.MULTILINE)
+    found = re.findall(r"^(\w+)(?:\.|::)ipynb::Cell \d+ (PASSED|FAILED|SKIPPED)", done.stdout, re.MULTILINE)
     outcomes = {name: [what.lower() for n, what in found if n == name] for name in lessons}
     return outcomes, done.stdout, time.monotonic() - began
 
