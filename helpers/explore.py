@@ -62,9 +62,7 @@ class Roofline:
     def __init__(self, ceilings, peaks=None):
         self.ceilings, self.peaks = ceilings, peaks
         ends = [plots.Point("", 2.0**power, 1.0) for power in (LOW, HIGH)]
-        self.figure = plots.roofline(
-            ends, ceilings, peaks, title="Where does a kernel of this intensity stand?"
-        ).figure
+        self.figure = plots.roofline(ends, ceilings, peaks, title="Where does a kernel of this intensity stand?").figure
         self.axes = self.figure.axes[0]
         for line in list(self.axes.lines[-len(ends) :]):
             line.remove()
@@ -83,12 +81,8 @@ class Roofline:
             value=1.0, base=2, min=LOW, max=HIGH, step=STEP, description="FLOP per byte", readout_format=".3g",
             style=wide, layout=full,
         )  # fmt: skip
-        self.unit = widgets.Dropdown(
-            options=UNITS, value="fp16", description="arithmetic", style=wide, layout=full
-        )
-        self.size = widgets.Dropdown(
-            options=SIZES, value=1e8, description="bytes moved", style=wide, layout=full
-        )
+        self.unit = widgets.Dropdown(options=UNITS, value="fp16", description="arithmetic", style=wide, layout=full)
+        self.size = widgets.Dropdown(options=SIZES, value=1e8, description="bytes moved", style=wide, layout=full)
         self.picture = widgets.HTML()
         self.readout = widgets.HTML()
         self.readout.add_class("roofline-readout")
@@ -108,9 +102,7 @@ class Roofline:
         self.figure.savefig(buffer, format="png")
         image = base64.b64encode(buffer.getvalue()).decode()
         # an img of our own, since an alt text of Output's images is not rendered
-        self.picture.value = (
-            f'<img style="max-width:100%" alt="{reading.text}" src="data:image/png;base64,{image}">'
-        )
+        self.picture.value = f'<img style="max-width:100%" alt="{reading.text}" src="data:image/png;base64,{image}">'
         self.readout.value = f'<p role="status"><b>{reading.bound}-bound.</b> {reading.text}</p>'
 
     def static(self) -> show.Picture:
@@ -122,6 +114,4 @@ class Roofline:
             plots.Point(f"one-row product {n}×{n}, fp16", 2 * n * n, 2 * (n * n + 2 * n), unit="fp16"),
             plots.Point(f"product {n}³, fp16", 2 * n**3, 2 * 3 * n * n, unit="fp16"),
         ]
-        return plots.roofline(
-            examples, self.ceilings, self.peaks, title="Predictions on this machine's roofs"
-        )
+        return plots.roofline(examples, self.ceilings, self.peaks, title="Predictions on this machine's roofs")

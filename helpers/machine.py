@@ -192,6 +192,14 @@ def pick(*, gpu, cpu):
     return gpu if _mode()[0] == "gpu" else cpu
 
 
+def cache(name: str) -> Path:
+    """A folder of this account's for what can be made again (compiled kernels, profiler runs); made if missing."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "gpu-kernel-ladder" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def versions() -> dict[str, str]:
     """Versions of what figures depend on: Python, torch, CUDA, triton, cupy, the driver."""
     import torch

@@ -47,9 +47,7 @@ def traffic(rows: Sequence[Bytes], ceilings=None, title: str = "") -> show.Pictu
     counts = [[bar for bar in bars if bar[3] is not None] for bars in counts]
     height = 1.5 + 0.30 * sum(len(bars) + 1 for bars in counts)
     figure, axes = blank(title or "DRAM traffic of one call", height=height)
-    widest = max(
-        [value for bars in counts for *_, value in bars if known(value)] + [row.least for row in rows]
-    )
+    widest = max([value for bars in counts for *_, value in bars if known(value)] + [row.least for row in rows])
     scale, unit = byte_scale(widest)
     y, ticks, said = 0.0, [], []
     for row, bars in zip(rows, counts, strict=True):
@@ -113,34 +111,26 @@ def bars(
     limit = value_of(floor)
     figure, axes = blank(title, height=1.4 + 0.45 * len(items))
     values = [measurement.value for _, measurement in items]
-    highs = [
-        max(known_or(measurement.high, measurement.value), measurement.value) for _, measurement in items
-    ]
+    highs = [max(known_or(measurement.high, measurement.value), measurement.value) for _, measurement in items]
     widest = max([high for high in highs if known(high)] + [limit if known(limit) else 0.0]) or 1.0
     names = [(labels or {}).get(name, name) for name, _ in items]
     said = []
     for y, (name, (_, measurement)) in enumerate(zip(names, items, strict=True)):
         if not known(measurement.value):
-            axes.annotate(
-                MISSING, (0, y), (5, 0), textcoords="offset points", va="center", color="0.35", fontsize=9
-            )
+            axes.annotate(MISSING, (0, y), (5, 0), textcoords="offset points", va="center", color="0.35", fontsize=9)
             said.append(f"{name} {MISSING}")
             continue
         low = min(known_or(measurement.low, measurement.value), measurement.value)
         axes.barh(y, measurement.value, 0.65, color=PALETTE[y % len(PALETTE)])
         axes.errorbar(measurement.value, y, xerr=[[measurement.value - low], [highs[y] - measurement.value]],
                       color=BLACK, capsize=4, linewidth=1.4)  # fmt: skip
-        axes.annotate(
-            number(measurement.value), (highs[y], y), (6, 0), textcoords="offset points", va="center"
-        )
+        axes.annotate(number(measurement.value), (highs[y], y), (6, 0), textcoords="offset points", va="center")
         said.append(f"{name} {number(measurement.value)} (quartiles {number(low)} to {number(highs[y])})")
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel=f"{unit} ({better} is better)", xlim=(min([0, *filter(known, values)]), widest * 1.18))
     axes.set_ylim(len(names) - 0.4, -0.6)
     if known(limit):
-        axes.axvline(
-            limit, color=BLACK, linestyle="--", linewidth=1.3, label=f"{floor_label} {number(limit)} {unit}"
-        )
+        axes.axvline(limit, color=BLACK, linestyle="--", linewidth=1.3, label=f"{floor_label} {number(limit)} {unit}")
         figure.legend(loc="outside lower center", frameon=False)
         said.append(f"{floor_label} {number(limit)}")
     if where := getattr(figures, "where", ""):
@@ -159,9 +149,7 @@ def _best(names, items, better) -> str:
     there.sort(key=lambda pair: pair[1].value, reverse=better == "higher")
     (first, a), (second, b) = there[:2]
     apart = a.low > b.high if better == "higher" else a.high < b.low
-    return (
-        f" Best: {first}." if apart else f" {first} and {second} are not told apart: their quartiles overlap."
-    )
+    return f" Best: {first}." if apart else f" {first} and {second} are not told apart: their quartiles overlap."
 
 
 def lines(

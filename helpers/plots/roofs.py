@@ -77,9 +77,7 @@ def roofline(points: Sequence[Point], ceilings, peaks=None, title: str = "") -> 
         axes.plot([start, high], [rate / 1e12] * 2, color=color, linewidth=2)
         axes.annotate(label, (high, rate / 1e12), (-4, -4), textcoords="offset points", color=color, ha="right",
                       va="top", fontsize=9.5)  # fmt: skip
-    axes.plot(
-        [low, ridge], [low * ceilings.copy / 1e12, ceilings.fp16_matmul / 1e12], color=BLACK, linewidth=2
-    )
+    axes.plot([low, ridge], [low * ceilings.copy / 1e12, ceilings.fp16_matmul / 1e12], color=BLACK, linewidth=2)
     if peaks:
         edge = peaks.fp16_flops / peaks.bytes_per_s
         dashed = {"color": "0.45", "linewidth": 1.2, "linestyle": (0, (5, 3))}
@@ -138,8 +136,7 @@ def _roofline_text(points, ceilings, peaks) -> str:
             parts.append(f"{where}, predicted {number(roof / 1e12)} TFLOP/s.")
         elif known(rate):
             parts.append(
-                f"{where}, {number(rate / 1e12)} of {number(roof / 1e12)} attainable TFLOP/s "
-                f"({rate / roof:.0%})."
+                f"{where}, {number(rate / 1e12)} of {number(roof / 1e12)} attainable TFLOP/s ({rate / roof:.0%})."
             )
         else:
             parts.append(f"{where}, {MISSING}.")
@@ -152,9 +149,7 @@ def _place(figure, axes, named, taken) -> None:
     frame = axes.get_window_extent(renderer)
     boxes = [text.get_window_extent(renderer) for text in taken]
     # markers and lines are in the way too: lines as a row of dots
-    marks = [
-        Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in axes.transData.transform([at for _, at in named])
-    ]
+    marks = [Bbox.from_bounds(x - 7, y - 7, 14, 14) for x, y in axes.transData.transform([at for _, at in named])]
     dots = []
     for line in axes.lines:
         corners = axes.transData.transform(line.get_xydata())

@@ -40,6 +40,11 @@ class Measurement:
         """A figure that is counted rather than sampled."""
         return cls(value, unit, value, value, 1, note)
 
+    @property
+    def resolved(self) -> bool:
+        """Of a ratio: whether 1 lies outside its quartiles, so that one side is faster beyond the spread."""
+        return self.low > 1 or self.high < 1
+
     def __str__(self) -> str:
         spread = "" if self.low == self.high else f" ({show.number(self.low)} – {show.number(self.high)}, n={self.n})"
         return f"{show.number(self.value)} {self.unit}{spread}" + (f"; {self.note}" if self.note else "")

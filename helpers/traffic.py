@@ -1,0 +1,218 @@
+"""Bytes: the least an operation must move, what a program asks for, what the DRAM counters saw.
+
+`least` is arithmetic. `requested` counts what a program's loads and stores ask for. `measured`, `durations` and
+`profile` run Nsight Compute on a copy of the notebook's code in a child process, because counters need the profiler
+around the whole process. What goes to the child is the text that the named functions need (`helpers.source`): they
+take no arguments and are defined at the top level of a cell, like the tensors they use.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+
+from . import ROOT, child, interpreter, locks, machine, show, source
+from .records import Measurement
+
+READ, WRITTEN, DURATION = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes that one call moved, by direction."""
+
+    read: int
+    written: int
+
+    @property
+    def total(self) -> int:
+        return self.read + self.written
+
+
+def least(reads=(), writes=()) -> int:
+    """The least bytes an operation must move: each input read once, each output written once.
+
+    reads, writes: tensors (anything with `numel()` and `element_size()`).
+    """
+    return sum(t.numel() * t.element_size() for t in (*reads, *writes))
+
+
+def requested(call: Callable[[], object]) -> Bytes:
+    """The bytes that a Triton program's loads and stores ask for, counted by the interpreter in CPU mode.
+
+    A GPU does not count them; there the counters (`measured`) tell what reached DRAM.
+    Errors: `machine.NotReady` in GPU mode.
+    """
+    if machine.gpu():
+        raise machine.NotReady(
+            "Triton's requests are counted by its interpreter, which only CPU mode runs.",
+            "HELPERS_MODE=cpu, set before the notebook's kernel starts",
+        )
+    with interpreter.record() as log:
+        call()
+    return Bytes(log.bytes_read, log.bytes_written)
+
+
+def measured(*functions: Callable[[], object]) -> dict[str, Bytes]:
+    """The bytes that each function moved between L2 and DRAM in one call, by name: hardware counters, warm.
+
+    Memory copies and fills that the driver does without a kernel are counted too, because the counters are read
+    around the call as a whole. Errors: `machine.NotReady` without a GPU, Nsight Compute or permission to count.
+    """
+    rows = _ncu(functions, [READ, WRITTEN], ["--replay-mode", "app-range"], repeats=1)
+    return {
+        f.__name__: Bytes(*(int(_value(row, m)) for m in (READ, WRITTEN)))
+        for f, row in zip(functions, rows, strict=True)
+    }
+
+
+def durations(*functions: Callable[[], object], repeats: int = 9) -> dict[str, Measurement]:
+    """The GPU's time for one call of each function in µs, by Nsight Compute: the sum over the kernels it starts.
+
+    A second opinion on `helpers.timing`: one kernel at a time, so clocks have not yet fallen under load.
+    """
+    rows = _ncu(functions, [DURATION], ["--profile-from-start", "off"], repeats=repeats)
+    out = {}
+    for function, calls in zip(functions, _by_call(rows, len(functions), repeats), strict=True):
+        us = [sum(_value(row, DURATION) for row in call) / 1e3 for call in calls]
+        low, middle, high = statistics.quantiles(us, n=4, method="inclusive")
+        out[function.__name__] = Measurement(middle, "us", low, high, len(us), "Nsight Compute")
+    return out
+
+
+PROFILE = {
+    "us": DURATION,
+    "read MB": READ,
+    "written MB": WRITTEN,
+    "DRAM % of peak": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "occupancy %": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "sectors/load": "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+    "sectors/store": "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio",
+    "bank conflicts": "l1tex__data_bank_conflicts_pipe_lsu.sum",
+    "registers": "launch__registers_per_thread",
+}
+"""Columns of `profile` and the counters behind them, by Nsight Compute's names."""
+
+
+def profile(*functions: Callable[[], object]) -> list[dict]:
+    """One row for each kernel that each function starts: the columns of `PROFILE`, from hardware counters."""
+    rows = _ncu(functions, list(PROFILE.values()), ["--profile-from-start", "off"], repeats=1)
+    scale = {"us": 1e-3, "read MB": 1e-6, "written MB": 1e-6}
+    return [
+        {"function": function.__name__, "kernel": row["Kernel Name"].split("(")[0]}
+        | {column: _value(row, metric) * scale.get(column, 1) for column, metric in PROFILE.items()}
+        for function, calls in zip(functions, _by_call(rows, len(functions), 1), strict=True)
+        for call in calls
+        for row in call
+    ]
+
+
+# The marker splits the list of kernels into calls; torch's spin kernel, for no cycles, is one that no lesson uses.
+_SCRIPT = """
+import torch as _torch
+_functions, _repeats, _marker = [{names}], {repeats}, {marker}
+for _f in _functions:
+    for _ in range(3):
+        _f()
+    _torch.cuda.synchronize()
+    for _ in range(_repeats):
+        _torch.cuda.cudart().cudaProfilerStart()
+        _f()
+        if _marker:
+            _torch.cuda._sleep(0)
+        _torch.cuda.synchronize()
+        _torch.cuda.cudart().cudaProfilerStop()
+"""
+
+
+def _ncu(functions, metrics: list[str], options: list[str], repeats: int) -> list[dict]:
+    """Rows of Nsight Compute's table for a copy of this notebook's code that calls `functions`."""
+    if not machine.gpu():
+        raise machine.NotReady(
+            "DRAM counters are a GPU's, and this is CPU mode.",
+            "records.figures(measure, ids...) shows the recorded figure here",
+        )
+    names = [f.__name__ for f in functions]
+    marker = "app-range" not in options
+    text = source.live(*names) + _SCRIPT.format(names=", ".join(names), repeats=repeats, marker=marker)
+    ncu = find()
+    about = [text, metrics, options, machine.here().name, machine.versions()]
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
+    cached = machine.cache("ncu") / f"{key}.json"
+    if cached.exists() and not os.environ.get("HELPERS_RECORD"):  # a record is always measured anew
+        return json.loads(cached.read_text())
+    import torch
+
+    torch.cuda.empty_cache()  # the child needs room for the same tensors
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        locks.exclusive("bytes and kernels, under Nsight Compute"),
+        show.working(f"Nsight Compute: {', '.join(names)}"),
+    ):
+        script = Path(folder) / "profiled.py"
+        script.write_text(text)
+        command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--cache-control", "none"]
+        command += ["--clock-control", "none", *options, "--metrics", ",".join(metrics), sys.executable, str(script)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        done = child.python(command, env={"PYTHONPATH": path, "HELPERS_MODE": "gpu"}, seconds=300)
+    rows = _parse(done.stdout)
+    if not rows:
+        raise _failure(done)
+    cached.write_text(json.dumps(rows))
+    return rows
+
+
+def find() -> str:
+    """The path of Nsight Compute's `ncu`. Errors: `machine.NotReady` where it is not installed."""
+    places = ["/usr/local/cuda/bin/ncu", *sorted(glob("/opt/nvidia/nsight-compute/*/ncu"), reverse=True)]
+    for place in filter(None, [shutil.which("ncu"), *places]):
+        if os.access(place, os.X_OK):
+            return place
+    raise machine.NotReady(
+        "Nsight Compute (ncu), which reads the hardware counters, is not installed.",
+        "install the CUDA toolkit's package nsight-compute and put ncu on the PATH",
+    )
+
+
+def _failure(done) -> Exception:
+    if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
+        return machine.NotReady(
+            "This account may not read the GPU's hardware counters (ERR_NVGPUCTRPERM).",
+            "as root: echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' > /etc/modprobe.d/nvidia-profiling.conf, "
+            "and reboot; a rented container usually cannot",
+        )
+    tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
+    return RuntimeError(f"Nsight Compute gave no figures (exit {done.exit}, timed out: {done.timed_out}):\n{tail}")
+
+
+def _parse(output: str) -> list[dict]:
+    """The rows of ncu's raw CSV page: its first line names the columns, its second their units."""
+    table = list(csv.DictReader(io.StringIO("\n".join(line for line in output.splitlines() if line.startswith('"')))))
+    return table[1:]
+
+
+def _value(row: dict, metric: str) -> float:
+    return float(row[metric].replace(",", ""))
+
+
+def _by_call(rows: list[dict], functions: int, repeats: int) -> list[list[list[dict]]]:
+    """Rows grouped by function and call, which end with the marker kernel."""
+    calls: list[list[dict]] = [[]]
+    for row in rows:
+        if "spin_kernel" in row["Kernel Name"]:
+            calls.append([])
+        else:
+            calls[-1].append(row)
+    calls.pop()
+    if len(calls) != functions * repeats:
+        raise RuntimeError(f"{functions * repeats} calls were profiled, but {len(calls)} came back")
+    return [calls[i * repeats : (i + 1) * repeats] for i in range(functions)]
