@@ -1,0 +1,58 @@
+# The course's commands; `make` alone lists them. README.md explains EXTRAS, TORCH and LAB_ARGS.
+PYTHON ?= python3
+EXTRAS ?=
+TORCH ?=
+LAB_ARGS ?=
+TEST_ARGS ?=
+
+run := .venv/bin/python -m
+# lessons are run by nbval, in the kernel of this environment, beside the unit tests
+pytest := $(run) pytest --nbval-lax --nbval-current-env
+
+.DEFAULT_GOAL := help
+.PHONY: help install lab test test-slow test-all test-gpu labs measure doctor clean
+
+help:
+	@echo "make lab        install what is needed, then open the course in JupyterLab"
+	@echo "make test       unit tests and every lesson (on the GPU where there is one)"
+	@echo "make test-slow  the tests that take longer;  make test-all: both"
+	@echo "make test-gpu   every test and every notebook on the GPU; fails where there is none"
+	@echo "make doctor     what this machine can run, and what mends each gap"
+	@echo "make measure    on a GPU: run the lessons, save their outputs and figures"
+	@echo "make labs       write labs/ from solutions/"
+	@echo "make install    make or update .venv only"
+	@echo "make clean      remove .venv and caches (your work in work/ stays)"
+	@echo "Options: EXTRAS=core|all  TORCH=cpu|cu126|cu130|system  PYTHON=python3.12  LAB_ARGS=--no-browser"
+
+install:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "There is no $(PYTHON) on this machine."; \
+	  echo "Mend: sudo apt-get install -y python3 python3-venv, or name another: make lab PYTHON=/path/to/python3.12"; \
+	  exit 1; }
+	@$(PYTHON) -I helpers/install.py --extras '$(EXTRAS)' --torch '$(TORCH)' \
+	  $(if $(filter command environment,$(firstword $(origin PYTHON))),--this-python)
+
+lab: install
+	@$(run) helpers lab -- $(LAB_ARGS)
+
+test: install
+	$(pytest) -m "not slow" tests notebooks $(TEST_ARGS)
+
+test-slow: install
+	$(pytest) -m slow tests $(TEST_ARGS)
+
+test-all: test test-slow
+
+test-gpu: install
+	HELPERS_MODE=gpu $(pytest) tests notebooks $(TEST_ARGS)
+
+labs measure: install
+	@$(run) helpers $@
+
+# the exit status is the doctor's own: 0 when the course can run here
+doctor: install
+	@$(run) helpers doctor
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info
+	find helpers tests notebooks -name __pycache__ -type d -prune -exec rm -rf {} +
