@@ -142,9 +142,7 @@ class Statement:
                 elif symbol.is_global() and (symbol.is_referenced() or symbol.is_declared_global()):
                     into.add(name)
             for child in table.get_children():
-                is_body = (
-                    "function" in str(child.get_type()).lower() and child.get_name() not in _COMPREHENSIONS
-                )
+                is_body = "function" in str(child.get_type()).lower() and child.get_name() not in _COMPREHENSIONS
                 tables.append((child, is_later or is_body))
         if isinstance(self.node, ast.AugAssign) and isinstance(self.node.target, ast.Name):
             now.add(self.node.target.id)

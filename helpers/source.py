@@ -81,9 +81,7 @@ def load(prefix: str, name: str):
     """
     paths = find(prefix)
     if not paths:
-        raise FileNotFoundError(
-            f"No notebook or .py file in notebooks/ or solutions/ starts with {prefix!r}."
-        )
+        raise FileNotFoundError(f"No notebook or .py file in notebooks/ or solutions/ starts with {prefix!r}.")
     for path in paths:
         try:
             text = (notebook if path.suffix == ".ipynb" else file)(path, name)

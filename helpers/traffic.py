@@ -187,8 +187,8 @@ def _failure(done) -> Exception:
     if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
         return machine.NotReady(
             "This account may not read the GPU's hardware counters (ERR_NVGPUCTRPERM).",
-            "as root: echo 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' > /etc/modprobe.d/nvidia-profiling.conf, "
-            "and reboot; a rented container usually cannot",
+            "as root write 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' to "
+            "/etc/modprobe.d/nvidia-profiling.conf and reboot; a rented container usually cannot",
         )
     tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
     return RuntimeError(f"Nsight Compute gave no figures (exit {done.exit}, timed out: {done.timed_out}):\n{tail}")

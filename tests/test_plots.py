@@ -67,11 +67,7 @@ def test_names_of_crowded_points_do_not_cover_each_other():
     figure = plots.roofline(points, CEILINGS).figure
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
-    boxes = [
-        Text.get_window_extent(t, renderer)
-        for t in figure.axes[0].texts
-        if t.get_text().startswith("softmax")
-    ]
+    boxes = [Text.get_window_extent(t, renderer) for t in figure.axes[0].texts if t.get_text().startswith("softmax")]
     assert len(boxes) == 5
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
@@ -85,9 +81,7 @@ def test_traffic_compares_with_the_least_and_names_the_floor():
     seen = SimpleNamespace(read_bytes=70e6, written_bytes=80e6, us=40.0, kernels=("k",))
     rows = [plots.Bytes("linear", 75e6, measured=seen), plots.Bytes("copy", 8e6, requested=8e6)]
     picture = plots.traffic(rows, CEILINGS)
-    assert (
-        "linear: least 75 MB, measured 150 MB = 2.00× least, floor 18.8 µs at copy bandwidth." in picture.text
-    )
+    assert "linear: least 75 MB, measured 150 MB = 2.00× least, floor 18.8 µs at copy bandwidth." in picture.text
     assert "copy: least 8 MB, requested 8 MB = 1.00× least, floor 2 µs at copy bandwidth." in picture.text
     # three bars were counted and two floors drawn: nothing is drawn that was not counted
     axes = picture.figure.axes[0]
@@ -114,9 +108,7 @@ def test_bars_name_the_best_only_where_quartiles_are_apart():
 
 def test_bars_show_a_missing_record_as_missing_and_the_source_of_the_others():
     missing = Measurement(math.nan, "", math.nan, math.nan, 0, "not recorded yet")
-    figures = Figures(
-        {"a.long.identifier": us(10), "b": missing}, False, "NVIDIA H200, 2026-11-29, torch 2.13"
-    )
+    figures = Figures({"a.long.identifier": us(10), "b": missing}, False, "NVIDIA H200, 2026-11-29, torch 2.13")
     picture = plots.bars(figures, "Softmax", labels={"a.long.identifier": "Triton"}, floor=us(8))
     assert "Triton 10 (quartiles 9.9 to 10.1); b not recorded yet; floor 8" in picture.text
     assert "recorded: NVIDIA H200, 2026-11-29" in picture.text

@@ -30,9 +30,7 @@ def test_keeps_what_a_function_needs_and_nothing_else():
         "def area(r):\n    return m.pi * r * SIZE",
         "area",
     )
-    assert (
-        text == "import math as m, json\nSIZE = 4  # elements\n\n\ndef area(r):\n    return m.pi * r * SIZE\n"
-    )
+    assert text == "import math as m, json\nSIZE = 4  # elements\n\n\ndef area(r):\n    return m.pi * r * SIZE\n"
 
 
 def test_last_binding_wins_for_bodies_and_the_binding_before_its_use_for_statements():
@@ -98,15 +96,11 @@ def test_changes_of_tensors_and_seeds_are_kept_and_shows_are_not():
 
 
 def test_future_imports_come_first():
-    assert slice_of("x = 1", "from __future__ import annotations\ny: int = x", "y").startswith(
-        "from __future__"
-    )
+    assert slice_of("x = 1", "from __future__ import annotations\ny: int = x", "y").startswith("from __future__")
 
 
 def test_missing_says_what_and_where():
-    with pytest.raises(
-        source.Missing, match=r"`b`, `c` are bound nowhere: looked in these cells\."
-    ) as caught:
+    with pytest.raises(source.Missing, match=r"`b`, `c` are bound nowhere: looked in these cells\.") as caught:
         slice_of("def f():\n    return b + c + len([])", "f")
     assert caught.value.names == ("b", "c")
     with pytest.raises(source.Missing, match="`x` is bound nowhere"):
@@ -156,9 +150,7 @@ def test_load_runs_a_notebooks_kernel(tmp_path, monkeypatch):
     assert source.load("05_first", "answer") == 42
     text = source.of(double)
     assert "UNUSED" not in text and "def twice" in text and source.of(double.__globals__["kernel"]) in text
-    with pytest.raises(
-        source.Missing, match=r"looked in notebooks/05_first.ipynb and solutions/05_first.ipynb"
-    ):
+    with pytest.raises(source.Missing, match=r"looked in notebooks/05_first.ipynb and solutions/05_first.ipynb"):
         source.load("05_", "nothing")
     with pytest.raises(FileNotFoundError, match="starts with '99_'"):
         source.load("99_", "double")

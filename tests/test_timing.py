@@ -1,0 +1,73 @@
+"""What `timing` and `records` promise, as far as it shows without a GPU; the figures themselves are lesson 01's."""
+
+import json
+
+import pytest
+
+from helpers import machine, records, timing
+from helpers.records import Measurement
+
+cpu_only = pytest.mark.skipif(machine.gpu(), reason="says what CPU mode does")
+
+
+def test_a_ratio_is_the_rivals_time_over_ours_and_says_when_it_is_not_resolved():
+    fast, slow = Measurement(10, "us", 9.9, 10.1, 21), Measurement(15, "us", 14.8, 15.1, 21)
+    assert timing.ratio(fast, slow).value == pytest.approx(1.5)
+    assert timing.ratio(fast, slow).resolved and timing.ratio(slow, fast).resolved
+    level = timing.ratio(fast, Measurement(10.05, "us", 9.8, 10.2, 21))
+    assert not level.resolved and "not resolved" in level.note
+    with pytest.raises(ValueError, match="one unit"):
+        timing.ratio(fast, Measurement(1, "TB/s", 1, 1))
+
+
+def test_a_summary_is_the_median_with_quartiles_and_names_a_wide_spread():
+    burst = timing._Burst(lambda: None, 1, "")
+    tight = timing._summary([10.0, 10.1, 9.9, 10.0, 10.05], burst, [])
+    assert (tight.value, tight.low, tight.high, tight.n, tight.note) == (10.0, 10.0, 10.05, 5, "")
+    assert "spread 20%" in timing._summary([9.0, 9.0, 10.0, 11.0, 11.0], burst, []).note
+
+
+@cpu_only
+def test_no_time_is_measured_in_cpu_mode():
+    with pytest.raises(machine.NotReady, match="only be measured on a GPU"):
+        timing.measure(lambda: None)
+
+
+@cpu_only
+def test_figures_come_from_the_record_in_cpu_mode_with_gpu_date_and_versions(tmp_path, monkeypatch):
+    about = {"gpu": "NVIDIA Test", "date": "2026-01-02", "torch": "2.13.0"}
+    path = tmp_path / "nvidia-test.json"
+    records.merge(path, "figures", {"a.b": vars(Measurement(1.5, "us", 1.4, 1.6, 9, "why"))}, about, code="abc")
+    monkeypatch.setattr(records, "REFERENCE", path)
+    monkeypatch.setattr(records.load, "__defaults__", (path,))
+    found = records.figures(lambda: pytest.fail("must not measure"), "a.b")
+    assert found["a.b"] == Measurement(1.5, "us", 1.4, 1.6, 9, "why")
+    assert not found.live and "NVIDIA Test, 2026-01-02, torch 2.13.0" in str(found)
+    monkeypatch.delenv("HELPERS_RECORDS", raising=False)
+    assert "not recorded yet" in str(records.figures(lambda: {}, "no.such"))
+    monkeypatch.setenv("HELPERS_RECORDS", "strict")
+    with pytest.raises(records.Missing, match=r"no\.such"):
+        records.figures(lambda: {}, "no.such")
+    assert json.loads(path.read_text())["figures"]["a.b"]["code"] == "abc"
+    with pytest.raises(ValueError, match="NVIDIA Test"):
+        records.merge(path, "figures", {}, {"gpu": "another"})
+
+
+def test_what_is_declared_is_what_is_measured(monkeypatch):
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    monkeypatch.setattr(records, "this_machine", lambda: {"gpu": "x", "date": "d"})
+    monkeypatch.delenv("HELPERS_RECORD", raising=False)
+    with pytest.raises(ValueError, match="declared but not measured: .'b'.*not declared: .'c'"):
+        records.figures(lambda: {"a": Measurement.exact(1, "us"), "c": Measurement.exact(1, "us")}, "a", "b")
+
+
+def test_declared_ids_are_found_and_must_be_literals(tmp_path):
+    def notebook(*cells):
+        path = tmp_path / "n.ipynb"
+        path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": c} for c in cells]}))
+        return path
+
+    cells = "records.figures(f, 'a',\n 'b')", "%time 1\nx = records.figure('c', f)", "records.text('d', f)"
+    assert records.declared(notebook(*cells)) == {"a": [0], "b": [0], "c": [1], "d": [2]}
+    with pytest.raises(ValueError, match="string literal"):
+        records.declared(notebook("records.figures(f, *ids)"))
