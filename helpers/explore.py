@@ -51,7 +51,14 @@ def roofline(ceilings=None, peaks=None) -> None:
 
     The container has the CSS class `roofline-explorer`, the line of words `roofline-readout`.
     """
-    explorer = Roofline(ceilings or timing.ceilings(), peaks)
+    ceilings, peaks = ceilings or timing.ceilings(), peaks or plots.datasheet()
+    if not plots.known(ceilings.copy):
+        # before the first record there is still something to explore
+        ceilings = timing.Ceilings(
+            peaks.bytes_per_s, peaks.bytes_per_s, peaks.fp16_flops, peaks.fp32_flops, 2.0,
+            f"rates of the {peaks.source}: no ceilings recorded yet",
+        )  # fmt: skip
+    explorer = Roofline(ceilings, peaks)
     display(explorer.static())
     display(explorer.box)
 

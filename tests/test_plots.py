@@ -13,7 +13,7 @@ import helpers  # noqa: F401  (decides the mode before triton is imported)
 from helpers import explore, machine, plots
 from helpers.records import Figures, Measurement
 
-CEILINGS = SimpleNamespace(copy=4e12, read=4.1e12, fp16_matmul=640e12, fp32=48e12, launch_us=2.0)
+CEILINGS = SimpleNamespace(copy=4e12, read=4.1e12, fp16_matmul=640e12, fp32_matmul=48e12, launch_us=2.0)
 H200 = machine.DATASHEETS["NVIDIA H200"]
 
 
@@ -78,8 +78,8 @@ def test_an_unknown_compute_roof_is_refused():
 
 
 def test_traffic_compares_with_the_least_and_names_the_floor():
-    seen = SimpleNamespace(read_bytes=70e6, written_bytes=80e6, us=40.0, kernels=("k",))
-    rows = [plots.Bytes("linear", 75e6, measured=seen), plots.Bytes("copy", 8e6, requested=8e6)]
+    seen = SimpleNamespace(read=70_000_000, written=80_000_000, total=150_000_000)
+    rows = [plots.Moved("linear", 75e6, measured=seen), plots.Moved("copy", 8e6, requested=8e6)]
     picture = plots.traffic(rows, CEILINGS)
     assert "linear: least 75 MB, measured 150 MB = 2.00× least, floor 18.8 µs at copy bandwidth." in picture.text
     assert "copy: least 8 MB, requested 8 MB = 1.00× least, floor 2 µs at copy bandwidth." in picture.text
@@ -139,6 +139,20 @@ def test_reading_the_roofline():
     high = explore.read(1600.0, "fp16", 4e6, CEILINGS)
     assert (high.bound, high.rate, high.seconds) == ("compute", 640e12, pytest.approx(1e-5))
     assert explore.read(100.0, "fp32", 4e6, CEILINGS).bound == "compute"
+
+
+def test_without_recorded_ceilings_nothing_is_made_up():
+    empty = SimpleNamespace(copy=math.nan, read=math.nan, fp16_matmul=math.nan, fp32_matmul=math.nan, where="")
+    picture = plots.roofline([plots.Point("add", 1, 12)], empty)
+    assert picture.text == "Roofline: this machine's ceilings are not recorded yet."
+
+
+def test_a_timeline_says_who_was_busy_when():
+    spans = [plots.Span("host", "launch", 0, 0.1), plots.Span("device", "kernel", 0.1, 30)]
+    picture = plots.timeline(spans, marks={"stopwatch read": 0.2})
+    assert "host: launch from 0 to 0.1; device: kernel from 0.1 to 30; stopwatch read at 0.2." in picture.text
+    assert len(picture.figure.axes[0].patches) == 2
+    texts_inside(picture.figure)
 
 
 def pixels(explorer) -> bytes:

@@ -6,9 +6,10 @@ Colours are Okabe and Ito's palette, told apart by readers who cannot tell red f
 what colour says. Figures are made without pyplot, so a notebook never shows one twice.
 """
 
-from .charts import Bytes, bars, lines, traffic
-from .roofs import Point, attainable, compute_roof, roofline
-from .style import BLUE, VERMILION, number
+from .charts import Moved, bars, lines, traffic
+from .roofs import Point, attainable, compute_roof, datasheet, roofline
+from .spans import Span, timeline
+from .style import BLUE, VERMILION, known, number
 
-__all__ = ["BLUE", "VERMILION", "Bytes", "Point", "attainable", "bars", "compute_roof", "lines", "number"]
-__all__ += ["roofline", "traffic"]
+__all__ = ["BLUE", "VERMILION", "Moved", "Point", "Span", "attainable", "bars", "compute_roof", "datasheet"]
+__all__ += ["known", "lines", "number", "roofline", "timeline", "traffic"]

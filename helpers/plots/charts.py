@@ -18,35 +18,37 @@ from .style import (
     known_or,
     number,
     size,
+    source_of,
     unit_name,
     value_of,
 )
 
 
 @dataclass(frozen=True)
-class Bytes:
+class Moved:
     """DRAM traffic of one operation, bytes of one call: the least it must move, what the program asked for, and what
-    the counters saw (a number or a `traffic.Measured`). None where that was not counted."""
+    the counters saw (numbers or `traffic.Bytes`). None where that was not counted."""
 
     name: str
     least: float
-    requested: float | None = None
+    requested: object = None
     measured: object = None
 
 
-def traffic(rows: Sequence[Bytes], ceilings=None, title: str = "") -> show.Picture:
+def traffic(rows: Sequence[Moved], ceilings=None, title: str = "", source=None) -> show.Picture:
     """Horizontal bars per operation: least, requested and measured DRAM bytes, with the floor drawn as a line at the
-    least. With ceilings, the floor also carries its time, least / copy bandwidth."""
+    least. With ceilings, the floor also carries its time, least / copy bandwidth. source: the `records.Figures` that
+    the measured bytes came from, named under the title."""
     rows = list(rows)
     kinds = (
         ("least", GREEN, "", lambda row: row.least),
-        ("requested", SKY, "//", lambda row: row.requested),
+        ("requested", SKY, "//", lambda row: value_of(row.requested)),
         ("measured", ORANGE, "..", lambda row: value_of(row.measured)),
     )
     counts = [[(kind, color, hatch, get(row)) for kind, color, hatch, get in kinds] for row in rows]
     counts = [[bar for bar in bars if bar[3] is not None] for bars in counts]
     height = 1.5 + 0.30 * sum(len(bars) + 1 for bars in counts)
-    figure, axes = blank(title or "DRAM traffic of one call", height=height)
+    figure, axes = blank(title or "DRAM traffic of one call", height=height, source=source_of(source))
     widest = max([value for bars in counts for *_, value in bars if known(value)] + [row.least for row in rows])
     scale, unit = byte_scale(widest)
     y, ticks, said = 0.0, [], []
@@ -93,13 +95,14 @@ def traffic(rows: Sequence[Bytes], ceilings=None, title: str = "") -> show.Pictu
 
 def bars(
     figures: Mapping, title: str = "", labels: Mapping[str, str] | None = None, floor=None,
-    floor_label: str = "floor", better: str = "",
+    floor_label: str = "floor", better: str = "", source=None,
 ) -> show.Picture:  # fmt: skip
     """Horizontal bars of medians with whiskers over the interquartile range.
 
     figures: `records.Figures` or any mapping of name to `timing.Measurement`, all of one unit (ValueError otherwise).
     labels renames them for the reader; floor is a Measurement or number in the same unit, drawn as a dashed line;
-    better is "lower" or "higher" (worked out from the unit when empty).
+    better is "lower" or "higher" (worked out from the unit when empty); source: the
+    `records.Figures` that the bars came from, where `figures` is not those themselves.
     """
     items = list(figures.items())
     # a figure without a record has no unit either
@@ -109,7 +112,8 @@ def bars(
     unit = unit_name(units.pop()) if units else MISSING
     better = better or ("lower" if unit in ("µs", "ms", "s", "ns", "MB", "GB", "bytes", "J") else "higher")
     limit = value_of(floor)
-    figure, axes = blank(title, height=1.4 + 0.45 * len(items))
+    where = source_of(source or figures)
+    figure, axes = blank(title, height=1.4 + 0.45 * len(items), source=where)
     values = [measurement.value for _, measurement in items]
     highs = [max(known_or(measurement.high, measurement.value), measurement.value) for _, measurement in items]
     widest = max([high for high in highs if known(high)] + [limit if known(limit) else 0.0]) or 1.0
@@ -133,10 +137,8 @@ def bars(
         axes.axvline(limit, color=BLACK, linestyle="--", linewidth=1.3, label=f"{floor_label} {number(limit)} {unit}")
         figure.legend(loc="outside lower center", frameon=False)
         said.append(f"{floor_label} {number(limit)}")
-    if where := getattr(figures, "where", ""):
-        source = f"{'measured here' if figures.live else 'recorded'}: {', '.join(where.split(', ')[:2])}"
-        axes.set_title(source, loc="right", fontsize=8.5, color="0.35")
-        said.append(source)
+    if where:
+        said.append(where)
     heading = f"{title}: bars" if title else "Bars"
     text = f"{heading} in {unit}, {better} is better: {'; '.join(said)}.{_best(names, items, better)}"
     return show.Picture(figure, text)
@@ -154,14 +156,15 @@ def _best(names, items, better) -> str:
 
 def lines(
     series: Mapping[str, Sequence], xlabel: str, ylabel: str, title: str = "", xlog: bool = True, ylog: bool = False,
-    marks: Mapping[str, float] | None = None,
+    marks: Mapping[str, float] | None = None, source=None,
 ) -> show.Picture:  # fmt: skip
     """Lines over a size, the interquartile range as a band.
 
     series: name -> sequence of (x, y), y a `timing.Measurement` or a number, in the unit that ylabel names.
-    marks: label -> y of horizontal dashed lines (a floor, a peak).
+    marks: label -> y of horizontal dashed lines (a floor, a peak). source: the `records.Figures` they came from.
     """
-    figure, axes = blank(title, height=4.4)
+    where = source_of(source)
+    figure, axes = blank(title, height=4.4, source=where)
     said, ends, xs = [], [], set()
     for index, (name, pairs) in enumerate(series.items()):
         pairs = sorted((pair for pair in pairs if known(value_of(pair[1]))), key=lambda pair: pair[0])
@@ -204,5 +207,7 @@ def lines(
     axes.grid(True, color="0.9", linewidth=0.8)
     if ends:
         figure.legend(loc="outside lower center", ncols=min(3, len(ends)), frameon=False)
+    if where:
+        said.append(where)
     heading = f"{title}: lines" if title else "Lines"
     return show.Picture(figure, f"{heading} of {ylabel} over {xlabel}. {'; '.join(said)}.")

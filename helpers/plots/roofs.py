@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from .. import show
-from .style import BLACK, BLUE, MARKERS, MISSING, VERMILION, blank, known, number, value_of
+from .. import machine, records, show
+from .style import BLACK, BLUE, MARKERS, MISSING, VERMILION, blank, known, number, source_of, value_of
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,17 @@ class Point:
         return self.attainable(ceilings) if self.time is None else self.flops / (value_of(self.time) * 1e-6)
 
 
+def datasheet() -> machine.Peaks | None:
+    """The datasheet rates of this GPU, or in CPU mode of the GPU whose records are shown; None for an unknown card."""
+    name = machine.here().name if machine.gpu() else records.load()["machine"].get("gpu", "NVIDIA H200")
+    return machine.DATASHEETS.get(name)
+
+
 def compute_roof(ceilings, unit: str) -> float:
     """FLOP/s of the measured compute roof: unit "fp16" (tensor cores) or "fp32"."""
     if unit not in ("fp16", "fp32"):
         raise ValueError(f'A roofline has the compute roofs "fp16" and "fp32", not {unit!r}.')
-    return ceilings.fp16_matmul if unit == "fp16" else ceilings.fp32
+    return ceilings.fp16_matmul if unit == "fp16" else ceilings.fp32_matmul
 
 
 def attainable(intensity: float, ceilings, unit: str) -> float:
@@ -55,12 +61,16 @@ def attainable(intensity: float, ceilings, unit: str) -> float:
 def roofline(points: Sequence[Point], ceilings, peaks=None, title: str = "") -> show.Picture:
     """Log-log roofline: measured roofs as solid lines, datasheet roofs dashed (where peaks is given), points named.
 
-    ceilings: `timing.Ceilings` (copy in bytes/s, fp16_matmul and fp32 in FLOP/s); peaks: `machine.Peaks` or None.
+    ceilings: `timing.Ceilings` (bytes/s and FLOP/s); peaks: `machine.Peaks` or None.
     """
     points = list(points)
-    figure, axes = blank(title or "Roofline", height=5.0)
+    where = source_of(ceilings)
+    figure, axes = blank(title or "Roofline", height=5.0, source=where)
+    if not known(ceilings.copy):
+        axes.set_axis_off()
+        return show.Picture(figure, f"Roofline: this machine's ceilings are {MISSING}.")
     ridge = ceilings.fp16_matmul / ceilings.copy
-    low = min([point.intensity for point in points] + [ceilings.fp32 / ceilings.copy]) / 3
+    low = min([point.intensity for point in points] + [ceilings.fp32_matmul / ceilings.copy]) / 3
     high = max([point.intensity for point in points] + [ridge * 4]) * 8
     top = max(ceilings.fp16_matmul, peaks.fp16_flops if peaks else 0) / 1e12 * 3
     rates = [rate for point in points if known(rate := point.rate(ceilings))]
@@ -70,9 +80,9 @@ def roofline(points: Sequence[Point], ceilings, peaks=None, title: str = "") -> 
     axes.grid(True, which="major", color="0.9", linewidth=0.8)
 
     fp16 = f"fp16 matmul {number(ceilings.fp16_matmul / 1e12)} TFLOP/s"
-    fp32 = f"fp32 {number(ceilings.fp32 / 1e12)} TFLOP/s"
+    fp32 = f"fp32 {number(ceilings.fp32_matmul / 1e12)} TFLOP/s"
     slope = f"copy {number(ceilings.copy / 1e12)} TB/s"
-    for rate, color, label in ((ceilings.fp16_matmul, BLUE, fp16), (ceilings.fp32, VERMILION, fp32)):
+    for rate, color, label in ((ceilings.fp16_matmul, BLUE, fp16), (ceilings.fp32_matmul, VERMILION, fp32)):
         start = rate / ceilings.copy
         axes.plot([start, high], [rate / 1e12] * 2, color=color, linewidth=2)
         axes.annotate(label, (high, rate / 1e12), (-4, -4), textcoords="offset points", color=color, ha="right",
@@ -104,7 +114,7 @@ def roofline(points: Sequence[Point], ceilings, peaks=None, title: str = "") -> 
     # angles and free places are known only once the layout is
     figure.draw_without_rendering()
     # between the two ridges: few kernels are there
-    middle = math.sqrt(ceilings.fp32 / ceilings.copy * ridge)
+    middle = math.sqrt(ceilings.fp32_matmul / ceilings.copy * ridge)
     (x0, y0), (x1, y1) = axes.transData.transform(
         [(middle, middle * ceilings.copy / 1e12), (2 * middle, 2 * middle * ceilings.copy / 1e12)]
     )
@@ -112,15 +122,16 @@ def roofline(points: Sequence[Point], ceilings, peaks=None, title: str = "") -> 
                            rotation=math.degrees(math.atan2(y1 - y0, x1 - x0)), rotation_mode="anchor",
                            ha="center", va="bottom", fontsize=9.5)  # fmt: skip
     _place(figure, axes, named, taken=[*axes.texts[:-1], memory])
-    return show.Picture(figure, _roofline_text(points, ceilings, peaks))
+    text = _roofline_text(points, ceilings, peaks)
+    return show.Picture(figure, f"{text} Ceilings: {where}." if where else text)
 
 
 def _roofline_text(points, ceilings, peaks) -> str:
     parts = [
         f"Roofline. Measured roofs: memory {number(ceilings.copy / 1e12)} TB/s, fp16 tensor cores "
         f"{number(ceilings.fp16_matmul / 1e12)} TFLOP/s (reached above {number(ceilings.fp16_matmul / ceilings.copy)} "
-        f"FLOP/byte), fp32 {number(ceilings.fp32 / 1e12)} TFLOP/s (above "
-        f"{number(ceilings.fp32 / ceilings.copy)} FLOP/byte)."
+        f"FLOP/byte), fp32 {number(ceilings.fp32_matmul / 1e12)} TFLOP/s (above "
+        f"{number(ceilings.fp32_matmul / ceilings.copy)} FLOP/byte)."
     ]
     if peaks:
         parts.append(

@@ -13,24 +13,34 @@ MARKERS = "osD^vPX"
 MISSING = "not recorded yet"
 
 
-def blank(title: str, height: float, width: float = 7.6):
+def blank(title: str, height: float, width: float = 7.6, source: str = ""):
+    """An empty figure and its axes: white, title at the left, and below it where the figures were measured."""
     figure = Figure(figsize=(width, height), dpi=100, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(facecolor="white")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
     if title:
-        axes.set_title(title, loc="left", fontsize=11)
+        axes.set_title(title, loc="left", fontsize=11, pad=20 if source else 6)
+    if source:
+        axes.annotate(source, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8.5,
+                      color="0.35")  # fmt: skip
     return figure, axes
 
 
 def value_of(thing):
-    """The number in a Measurement, the DRAM bytes in a traffic.Measured, or the number itself."""
+    """The number in a Measurement, the sum of a traffic.Bytes, or the number itself."""
     if thing is None or isinstance(thing, (int, float)):
         return thing
-    if hasattr(thing, "read_bytes"):
-        return thing.read_bytes + thing.written_bytes
-    return thing.value
+    return thing.total if hasattr(thing, "total") else thing.value
+
+
+def source_of(figures) -> str:
+    """Where `records.Figures` or `timing.Ceilings` were measured, in a few words; empty for other things."""
+    where = getattr(figures, "where", "")
+    if hasattr(figures, "live"):
+        where = f"{'measured here' if figures.live else 'recorded'}: {where}"
+    return ", ".join(where.split(", ")[:2])
 
 
 def known(number) -> bool:

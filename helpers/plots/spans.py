@@ -1,0 +1,50 @@
+"""Who was busy when: a row for the host, a row for the device, a block for each thing they did."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .. import show
+from .style import BLACK, PALETTE, blank, number
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that a row ("host", "GPU") was busy with, from start to end, both in the chart's unit."""
+
+    row: str
+    label: str
+    start: float
+    end: float
+
+
+def timeline(
+    spans: Sequence[Span], unit: str = "ms", title: str = "", marks: dict[str, float] | None = None
+) -> show.Picture:
+    """Rows of blocks over time. marks: label -> time of a vertical dashed line (where a stopwatch was read)."""
+    spans = list(spans)
+    rows = list(dict.fromkeys(span.row for span in spans))
+    labels = list(dict.fromkeys(span.label for span in spans))
+    first, last = min(span.start for span in spans), max(span.end for span in spans)
+    figure, axes = blank(title, height=1.6 + 0.55 * len(rows))
+    for span in spans:
+        index = labels.index(span.label)
+        axes.barh(rows.index(span.row), max(span.end - span.start, (last - first) / 200), left=span.start, height=0.6,
+                  color=PALETTE[index % len(PALETTE)], label=span.label)  # fmt: skip
+    for label, at in (marks or {}).items():
+        axes.axvline(at, color=BLACK, linestyle="--", linewidth=1.3)
+        axes.annotate(
+            f"{label}: {number(at)} {unit}",
+            (at, -0.72),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set(xlabel=f"time ({unit})", ylim=(len(rows) - 0.5, -1.0), xlim=(first, last + (last - first) * 0.12))
+    handles, names = axes.get_legend_handles_labels()
+    unique = dict(zip(names, handles, strict=True))
+    figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=4, frameon=False)
+    said = [f"{s.row}: {s.label} from {number(s.start)} to {number(s.end)}" for s in spans]
+    said += [f"{label} at {number(at)}" for label, at in (marks or {}).items()]
+    return show.Picture(figure, f"{title or 'Timeline'}, in {unit}. {'; '.join(said)}.")
