@@ -142,7 +142,8 @@ def first_layout(root: Path = ROOT) -> None:
         f"notebook:{first}": {"path": first, "factory": "Notebook"},
     }
     area = {"type": "tab-area", "currentIndex": 0, "widgets": list(tabs)}
-    layout = {"main": {"dock": area, "current": next(iter(tabs))}}
+    files = {"collapsed": False, "visible": True, "current": "filebrowser", "widgets": ["filebrowser"]}
+    layout = {"main": {"dock": area, "current": next(iter(tabs))}, "left": files}
     data = {"layout-restorer:data": layout} | {key: {"data": value} for key, value in tabs.items()}
     workspace = {"data": data, "metadata": {"id": "default"}}
     WorkspacesManager(str(folder)).save("default", json.dumps(workspace))

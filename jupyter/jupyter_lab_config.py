@@ -11,3 +11,4 @@ c.LabApp.app_settings_dir = str(here)  # overrides.json
 c.LabApp.workspaces_dir = str(here.parent / "work" / ".jupyter" / "workspaces")
 c.LabApp.news_url = None
 c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
+c.ServerApp.allow_root = True  # GPU containers run as root; the server still listens on localhost only, with a token

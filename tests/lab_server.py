@@ -1,0 +1,103 @@
+"""A real JupyterLab, started as `make lab` starts it, on a copy of the checkout: work/ of this one stays untouched."""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers import ROOT
+
+COPIED = ("README.md", "CONTRIBUTING.md", "LICENSE", "helpers", "jupyter", "labs", "notebooks", "solutions")
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running server. `get` returns a page's text, or an API's JSON."""
+
+    root: Path
+    address: str
+    token: str
+
+    def get(self, path: str):
+        request = urllib.request.Request(self.address + path, headers={"Authorization": f"token {self.token}"})
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            text = reply.read().decode()
+            return json.loads(text) if "json" in reply.headers["Content-Type"] else text
+
+    def page(self, path: str) -> str:
+        """An address for a browser."""
+        return f"{self.address}{path}?token={self.token}"
+
+
+def copy_of_checkout(to: Path) -> Path:
+    """A checkout as a stranger has it: no work/."""
+    to.mkdir()
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+        elif (ROOT / name).exists():
+            shutil.copy(ROOT / name, to / name)
+    return to
+
+
+@contextmanager
+def serving(root: Path, home: Path, settings: dict | None = None) -> Iterator[Lab]:
+    """Run `python -m helpers lab` in `root` until the block ends. `home`: where Jupyter keeps what is a user's.
+
+    settings: JupyterLab settings of that user, by plugin.
+    """
+    for plugin, values in (settings or {}).items():
+        package, _, name = plugin.partition(":")
+        file = home / "config" / "lab" / "user-settings" / package / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(8)
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "HOME": str(home),
+        "JUPYTER_CONFIG_DIR": str(home / "config"),
+        "JUPYTER_DATA_DIR": str(home / "data"),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+    }
+    options = ["--no-browser", f"--ServerApp.port={port}", "--ServerApp.port_retries=0"]
+    command = [sys.executable, "-m", "helpers", "lab", "--", *options, f"--IdentityProvider.token={token}"]
+    with (home / "server.log").open("w") as log:
+        server = subprocess.Popen(command, cwd=root, env=env, stdout=log, stderr=log, start_new_session=True)
+        try:
+            lab = Lab(root, f"http://127.0.0.1:{port}", token)
+            _wait(lab, server, home / "server.log")
+            yield lab
+        finally:
+            server.terminate()
+            try:
+                server.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _wait(lab: Lab, server: subprocess.Popen, log: Path, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise RuntimeError(f"JupyterLab exited with status {server.returncode}:\n{log.read_text()}")
+        try:
+            lab.get("/api/status")
+            return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.2)
+    raise RuntimeError(f"JupyterLab did not answer within {seconds:g} s:\n{log.read_text()}")
