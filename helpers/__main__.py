@@ -1,4 +1,4 @@
-"""The command line: python -m helpers doctor | lab | run | measure. `python -m helpers COMMAND -h` explains each."""
+"""The command line: python -m helpers doctor | lab | run | measure | tidy. Each explains itself with -h."""
 
 import argparse
 import os
@@ -33,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     measure.add_argument("--only", nargs="+", metavar="ID", help="run only the notebooks that declare these figures")
     measure.add_argument("--out", type=Path, metavar="FILE", help="merge figures into FILE, and save no notebook")
     measure.set_defaults(do=_measure)
+
+    tidy = commands.add_parser("tidy", help="rewrite notebooks in canonical form, with the outputs they have")
+    tidy.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
+    tidy.set_defaults(do=_tidy)
 
     options = parser.parse_args(argv)
     try:
@@ -113,6 +117,16 @@ def _measure(options: argparse.Namespace) -> int:
             notebooks.save(ran.notebook, path)
         print(f"{path.name}: {len(ids)} figures and texts into {target}")
     return 1 if failed else 0
+
+
+def _tidy(options: argparse.Namespace) -> int:
+    import nbformat
+
+    from . import notebooks
+
+    for path in options.notebooks:
+        notebooks.save(notebooks.normalise(nbformat.read(path, as_version=4)), path)
+    return 0
 
 
 def _execute(path: Path, **options):

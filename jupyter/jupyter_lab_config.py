@@ -12,3 +12,4 @@ c.LabApp.workspaces_dir = str(here.parent / "work" / ".jupyter" / "workspaces")
 c.LabApp.news_url = None
 c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
 c.ServerApp.allow_root = True  # GPU containers run as root; the server still listens on localhost only, with a token
+c.KernelManager.transport_encryption = "auto"

@@ -1,0 +1,117 @@
+"""What every saved lesson keeps to: canonical form, readable ids, no measured number in prose, sound links."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from helpers import ROOT, notebooks
+
+LESSONS = notebooks.lessons()
+each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+PAGES = [p for p in [*LESSONS, *ROOT.glob("*.md"), *(ROOT / "notebooks").glob("*.md")] if p.exists()]
+
+
+def read(path: Path):
+    return nbformat.read(path, as_version=4)
+
+
+def prose(path: Path) -> str:
+    """The Markdown of a page, without its code blocks."""
+    text = path.read_text()
+    if path.suffix == ".ipynb":
+        text = "\n\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@each_lesson
+def test_saved_in_canonical_form(path):
+    """Mended by `python -m helpers tidy NOTEBOOK`."""
+    assert path.read_text() == notebooks.dumps(notebooks.normalise(read(path))), f"python -m helpers tidy {path}"
+
+
+@each_lesson
+def test_cell_ids_name_the_lesson_and_the_place(path):
+    number = path.name[:2]
+    ids = [cell.id for cell in read(path).cells]
+    assert len(set(ids)) == len(ids)
+    odd = [i for i in ids if not re.fullmatch(rf"[lx]{number}-[a-z0-9]+(-[a-z0-9]+)*", i)]
+    assert not odd, f"such as l{number}-softmax-3, not {odd}"
+
+
+@each_lesson
+def test_the_first_code_cell_starts_helpers_before_triton(path):
+    first = next(cell.source for cell in read(path).cells if cell.cell_type == "code")
+    lines = [line for line in first.splitlines() if line.strip()]
+    assert lines[:2] == ["import helpers", "helpers.start()"]
+
+
+@each_lesson
+def test_no_output_is_an_error_a_warning_or_noise(path):
+    for cell in read(path).cells:
+        for output in cell.get("outputs", []):
+            assert output.output_type != "error" or "raises-exception" in cell.metadata.get("tags", []), cell.id
+            assert output.get("name") != "stderr", f"{cell.id}: {output.text}"
+
+
+NUMBER = r"(?<![\w.])\d[\d.,]*\s*"
+MEASURED = re.compile(
+    rf"{NUMBER}(?:[TG]FLOP/s|[TG]FLOPS\b|[TGM]i?B/s|µs\b|us\b|ms\b)"
+    rf"|{NUMBER}(?:×|x|times)\s*(?:faster|slower|the speed|speedup)"
+    rf"|{NUMBER}(?:%|percent)\s+(?:of|faster|slower)\s+(?:the\s+)?(?:peak|cuBLAS|cuDNN|torch|copy|floor|roof|datasheet)"
+)
+SOURCED = re.compile(r"datasheet|article|threshold|\bsuppose\b|predict", re.IGNORECASE)
+"""A paragraph that has one of these words quotes a specification or a claim, states a rule, or asks for a guess."""
+
+
+def measured_numbers(text: str) -> list[str]:
+    """Numbers in prose that look like results of a measurement: with a unit of rate or time, or a ratio of speeds."""
+    paragraphs = (p for p in text.split("\n\n") if not SOURCED.search(p))
+    return [found.group() for p in paragraphs for found in MEASURED.finditer(p)]
+
+
+@each_lesson
+def test_prose_holds_no_measured_number(path):
+    assert not measured_numbers(prose(path)), "a number that was measured is a cell's output (records.figures)"
+
+
+def test_what_counts_as_a_measured_number():
+    assert measured_numbers("It ran in 34.2 µs, at 4.1 TB/s.") == ["34.2 µs", "4.1 TB/s"]
+    assert measured_numbers("This is 2.3x faster, 91 % of cuBLAS.") == ["2.3x faster", "91 % of cuBLAS"]
+    assert not measured_numbers("The datasheet says 4.8 TB/s.")
+    assert not measured_numbers("A warp has 32 threads, a tile 128 × 64 elements, a row 8192 bytes: 1.5 GB.")
+
+
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:href|src)=\"([^\"]+)\"")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    broken = []
+    for target in filter(None, (a or b for a, b in LINK.findall(prose(path)))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name) if name else path
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert not broken
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that a page's headings make: words in lower case, joined by hyphens."""
+    headings = re.findall(r"^#+\s+(.+?)\s*$", prose(path), flags=re.MULTILINE)
+    found = {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+    return found | {h.replace(" ", "-") for h in headings} | set(re.findall(r"id=\"([^\"]+)\"", prose(path)))
+
+
+@each_lesson
+def test_lessons_link_only_to_what_is_copied_into_work(path):
+    """In work/notebooks a link such as ../helpers/x.py would lead nowhere."""
+    targets = {(a or b).partition("#")[0] for a, b in LINK.findall(prose(path))}
+    local = {t for t in targets if t and not re.match(r"[a-z]+:", t)}
+    outside = {
+        t for t in local if t.startswith("../") and not t.startswith(("../labs/", "../notebooks/", "../README.md"))
+    }
+    assert not outside

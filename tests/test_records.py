@@ -1,0 +1,26 @@
+"""Every figure is declared in exactly one cell, and recorded once a GPU has been."""
+
+from collections import defaultdict
+
+import pytest
+
+from helpers import notebooks, records
+
+DECLARED = {path: records.declared(path) for path in notebooks.lessons()}
+
+
+def test_each_figure_is_declared_in_exactly_one_cell():
+    places = defaultdict(list)
+    for path, ids in DECLARED.items():
+        for key, cells in ids.items():
+            places[key] += [f"{path.name}, cell {index}" for index in cells]
+    assert not {key: cells for key, cells in places.items() if len(cells) > 1}
+
+
+@pytest.mark.skipif(not records.REFERENCE.exists(), reason="no GPU has been measured yet")
+def test_every_declared_figure_is_recorded_and_no_other():
+    declared = {key for ids in DECLARED.values() for key in ids}
+    record = records.load()
+    recorded = {*record["figures"], *record["texts"]}
+    assert not declared - recorded, "python -m helpers measure --only ID …, on the GPU of that record"
+    assert not recorded - declared, "no notebook declares these any more: remove them from the record"
