@@ -53,6 +53,19 @@ DATASHEETS = {
 }
 
 
+# Dense operations of one SM in one cycle: fp16 on tensor cores with fp32 accumulation, and fp32 on CUDA cores (a
+# multiply-add counts twice), from the datasheets above and the whitepapers of GA102, AD102, GB100 and GB202.
+PER_CYCLE = {
+    (7, 5): (1024, 128),
+    (8, 0): (2048, 128),
+    (8, 6): (512, 256),
+    (8, 9): (1024, 256),
+    (9, 0): (4096, 256),
+    (10, 0): (8192, 256),
+    (12, 0): (512, 256),
+}
+
+
 @dataclass(frozen=True)
 class Machine:
     """What this machine is. Sizes are in bytes; what a CPU has no counterpart for is 0 or empty there."""
@@ -173,7 +186,24 @@ def here() -> Machine:
         p.regs_per_multiprocessor,
         f"GPU-{p.uuid}",
         _driver(),
-        DATASHEETS.get(p.name),
+        DATASHEETS.get(p.name) or _peaks_by_clock(p),
+    )
+
+
+def _peaks_by_clock(properties) -> Peaks | None:
+    """Peaks of a card without a datasheet above: its highest clocks times what it does in a cycle."""
+    import pynvml
+
+    per_cycle = PER_CYCLE.get((properties.major, properties.minor))
+    if per_cycle is None:
+        return None
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}".encode())
+    cycles = properties.multi_processor_count * 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    memory = 2e6 * pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)  # two transfers a cycle
+    width = pynvml.nvmlDeviceGetMemoryBusWidth(handle) / 8
+    return Peaks(
+        memory * width, cycles * per_cycle[0], cycles * per_cycle[1], "computed from the card's highest clocks"
     )
 
 

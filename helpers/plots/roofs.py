@@ -42,8 +42,9 @@ class Point:
 
 def datasheet() -> machine.Peaks | None:
     """The datasheet rates of this GPU, or in CPU mode of the GPU whose records are shown; None for an unknown card."""
-    name = machine.here().name if machine.gpu() else records.load()["machine"].get("gpu", "NVIDIA H200")
-    return machine.DATASHEETS.get(name)
+    if machine.gpu():
+        return machine.here().peaks
+    return machine.DATASHEETS.get(records.load()["machine"].get("gpu", "NVIDIA H200"))
 
 
 def compute_roof(ceilings, unit: str) -> float:
