@@ -1,0 +1,341 @@
+"""Run a module text, or a program, in a process that may hang, crash or flood, and leave nothing of it behind.
+
+On Linux a zygote (`helpers/zygote.py`) holds torch, triton, numpy and cupy imported; a text runs in a fork of it, so
+it starts in milliseconds, and it and all its descendants are killed at its end, daemons too. The zygote starts at
+the first call (2 to 3 s) and ends with this process. Elsewhere (macOS) each call starts a plain subprocess, with the
+same time and output limits: there a descendant that leaves its session is not found, and the packages are
+imported anew each time.
+
+The value comes back as JSON that the child wrote: it is data to judge, not a verdict to trust.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from . import ROOT
+
+VALUE_BYTES = 1 << 26
+_SCRIPT = str(Path(__file__).with_name("zygote.py"))
+_zygotes: dict[str, "_Zygote"] = {}
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a child left. `exit` is None where a `signal` (a number) ended it; `error` is its exception's last line.
+
+    `seconds` is wall time from its start to its end. stdout and stderr hold at most the bytes allowed.
+    """
+
+    value: object
+    stdout: str
+    stderr: str
+    exit: int | None
+    signal: int | None
+    timed_out: bool
+    seconds: float
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.exit == 0 and not self.timed_out and not self.error
+
+    def why(self) -> str:
+        """One clause that says how it ended."""
+        if self.timed_out:
+            return f"it was still running after {self.seconds:.1f} s and was stopped"
+        if self.signal:
+            return f"it was ended by {signal.Signals(self.signal).name}"
+        return self.error or (f"it exited with status {self.exit}" if self.exit else "it ended well")
+
+
+def run(
+    text: str,
+    call: str | None = None,
+    *,
+    env: dict | None = None,
+    seconds: float = 60,
+    memory_bytes: int | None = None,
+    output_bytes: int = 1 << 20,
+    interpreted: bool | None = None,
+) -> Result:
+    """Run a module text, then the expression `call`, whose JSON-able value comes back.
+
+    `env` changes environment variables once the packages are imported (a value None removes one). `memory_bytes` is
+    what it may allocate beyond the preloaded packages. `interpreted` says whether Triton interprets its kernels there,
+    by default as in this process: False compiles, also where this process interprets.
+    """
+    if interpreted is None:
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    kind = "interpreted" if interpreted else "compiled"
+    job = {"text": text, "call": call, "argv": None, "env": _environment(env, kind)}
+    return _carry_out(kind, job, seconds, memory_bytes, output_bytes)
+
+
+def python(args: list[str], **limits) -> Result:
+    """`command` for a fresh interpreter: `python(["-c", "print(1)"])`."""
+    return command([sys.executable, *map(str, args)], **limits)
+
+
+def command(
+    argv: list[str],
+    *,
+    env: dict | None = None,
+    seconds: float = 60,
+    memory_bytes: int | None = None,
+    output_bytes: int = 1 << 20,
+) -> Result:
+    """Run a program under the limits of `run`; `value` is None. `env` changes variables of this process's."""
+    job = {"text": None, "call": None, "argv": list(map(str, argv)), "env": _environment(env, "bare")}
+    return _carry_out("bare", job, seconds, memory_bytes, output_bytes)
+
+
+def warm(*, interpreted: bool = False) -> None:
+    """Start the zygote that `run` (or with False, compiling) will need, without waiting for it."""
+    if _can_fork():
+        with _lock:
+            _zygote("interpreted" if interpreted else "compiled")
+
+
+def close() -> None:
+    """End the zygotes; the next call starts one anew."""
+    with _lock:
+        while _zygotes:
+            _zygotes.popitem()[1].close()
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+def _environment(changes: dict | None, kind: str) -> dict:
+    env = dict(os.environ)
+    if kind == "interpreted":
+        env["TRITON_INTERPRET"] = "1"
+    elif kind == "compiled":
+        env.pop("TRITON_INTERPRET", None)
+    for name, value in (changes or {}).items():
+        env.pop(name, None) if value is None else env.__setitem__(name, str(value))
+    return env
+
+
+def _can_fork() -> bool:
+    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+def _carry_out(kind, job, seconds, memory_bytes, output_bytes) -> Result:
+    job |= {
+        "memory_bytes": memory_bytes,
+        "cwd": os.getcwd(),
+        "path": [p for p in sys.path if p] + [str(ROOT)],
+    }
+    if not _can_fork():
+        return _plain(kind, job, seconds, output_bytes)
+    with _lock:
+        try:
+            return _zygote(kind).carry_out(job, seconds, output_bytes)
+        except BaseException:
+            _zygotes.pop(kind).close()
+            raise
+
+
+def _zygote(kind) -> "_Zygote":
+    if kind not in _zygotes or not _zygotes[kind].alive():
+        _zygotes[kind] = _Zygote(kind)
+    return _zygotes[kind]
+
+
+class _Zygote:
+    def __init__(self, kind: str):
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.kind, self.is_ready = kind, False
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-X", "utf8", _SCRIPT, str(theirs.fileno()), kind],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=_environment(
+                    {"PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(ROOT)])}, kind
+                ),
+            )
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def close(self) -> None:
+        self.socket.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def carry_out(self, job, seconds, output_bytes) -> Result:
+        if not self.is_ready:
+            said = self.socket.recv(4096)
+            if said != b"ready":
+                raise RuntimeError(
+                    f"The process that runs code apart could not start: {said.decode() or 'it died'}."
+                )
+            self.is_ready = True
+        pipes = [os.pipe() for _ in range(3)]
+        with TemporaryFile() as f, contextlib.ExitStack() as reading:
+            f.write(json.dumps(job).encode())
+            f.flush()
+            ends = [reading.enter_context(os.fdopen(r, "rb", buffering=0)) for r, _ in pipes]
+            socket.send_fds(self.socket, [b"run"], [f.fileno(), *(w for _, w in pipes)])
+            for _, w in pipes:
+                os.close(w)
+            start = time.monotonic()
+            _, fds, *_ = socket.recv_fds(self.socket, 64, 1)
+            pidfd = reading.enter_context(os.fdopen(fds[0], "rb", buffering=0))
+            watch = _Watch(ends, output_bytes)
+            try:
+                timed_out = not watch.until(start + seconds, pidfd)
+            finally:  # also when the reader interrupts
+                taken = time.monotonic() - start
+                answer = self._end()
+            watch.until(time.monotonic() + 2)  # what was written just before the end
+        if not answer:
+            self.process.kill()
+            self.process.wait()
+            return Result(
+                None, *watch.texts(), None, signal.SIGKILL, False, taken, "it killed the process that ran it"
+            )
+        answer = json.loads(answer)
+        code = os.waitstatus_to_exitcode(answer["status"] or 0)
+        note = f"\n[{answer['left']} processes of it could not be killed]" if answer["left"] else ""
+        return watch.result(code, timed_out, taken, note)
+
+    def _end(self) -> bytes:
+        """Have the fork and its descendants killed; returns nothing where the zygote itself is dead."""
+        try:
+            self.socket.send(b"end")
+            return self.socket.recv(4096)
+        except ConnectionError:
+            return b""
+
+
+class _Watch:
+    """Reads three pipes (stdout, stderr, value) and keeps what fits."""
+
+    def __init__(self, pipes, output_bytes):
+        self.room = [output_bytes, output_bytes, VALUE_BYTES]
+        self.kept, self.cut = [bytearray() for _ in pipes], [False] * 3
+        self.open = dict(zip(pipes, range(3), strict=True))
+
+    def until(self, deadline: float, ended=None) -> bool:
+        """Read until `ended` is readable, or every pipe is closed; False when the deadline came first."""
+        with selectors.DefaultSelector() as selector:
+            for pipe in [*self.open, *([ended] if ended else [])]:
+                selector.register(pipe, selectors.EVENT_READ)
+            while ended or self.open:
+                left = deadline - time.monotonic()
+                ready = selector.select(left) if left > 0 else []
+                if left <= 0:
+                    return False
+                for key, _ in ready:
+                    if key.fileobj is ended:
+                        return True
+                    if not self._take(key.fileobj):
+                        selector.unregister(key.fileobj)
+        return True
+
+    def _take(self, pipe) -> bool:
+        i, data = self.open[pipe], pipe.read(1 << 16)
+        if not data:
+            del self.open[pipe]
+            return False
+        self.kept[i] += data[: self.room[i]]
+        self.cut[i] |= len(data) > self.room[i]
+        self.room[i] -= min(len(data), self.room[i])
+        return True
+
+    def texts(self) -> tuple[str, str]:
+        texts = [bytes(k).decode(errors="replace") for k in self.kept[:2]]
+        cut = [
+            f"\n[cut after {len(t)} characters]" if c else "" for t, c in zip(texts, self.cut, strict=False)
+        ]
+        return texts[0] + cut[0], texts[1] + cut[1]
+
+    def result(self, code: int, timed_out: bool, seconds: float, note: str = "") -> Result:
+        out, err = self.texts()
+        if code < 0:
+            err = err.partition("\n\nExtension modules:")[0]  # 80 names that say nothing
+        report = {}
+        if self.kept[2]:
+            try:
+                report = json.loads(self.kept[2])
+            except ValueError:
+                report = {"error": "its value is damaged or longer than 64 MiB"}
+        return Result(
+            report.get("value"),
+            out,
+            err + note,
+            code if code >= 0 else None,
+            -code if code < 0 else None,
+            timed_out,
+            seconds,
+            report.get("error", ""),
+        )
+
+
+def _plain(kind, job, seconds, output_bytes) -> Result:
+    """One job without a zygote: a subprocess of its own session."""
+    pipes = [os.pipe() for _ in range(3)]
+    with contextlib.ExitStack() as reading, TemporaryFile() as f:
+        f.write(json.dumps(job).encode())
+        f.seek(0)
+        ends = [reading.enter_context(os.fdopen(r, "rb", buffering=0)) for r, _ in pipes]
+        (_, out), (_, err), (_, value) = pipes
+        start = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-P", _SCRIPT, "--once", kind, str(value)],
+            stdin=f,
+            stdout=out,
+            stderr=err,
+            pass_fds=[value],
+            start_new_session=True,
+            env=_environment({"PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(ROOT)])}, kind),
+        )
+        for _, w in pipes:
+            os.close(w)
+        watch = _Watch(ends, output_bytes)
+        try:
+            timed_out = not watch.until(start + seconds)
+            if not timed_out:
+                process.wait(max(0, start + seconds - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            taken = time.monotonic() - start
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+    return watch.result(code, timed_out, taken)
+
+
+def _forget() -> None:
+    """A fork of this process has no business with its parent's zygotes."""
+    for zygote in _zygotes.values():
+        zygote.socket.close()
+    _zygotes.clear()
+
+
+atexit.register(close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

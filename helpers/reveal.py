@@ -1,0 +1,262 @@
+"""Generated code, to read: what Triton's compiler makes of a kernel, what torch.compile makes of a function.
+
+Nothing here needs a GPU. A Triton kernel is compiled in a child process, since a process that interprets Triton
+cannot compile it; registers and spills are what ptxas said, SASS is read by the nvdisasm in triton's wheel.
+"""
+
+import importlib.util
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import CodeType, FunctionType
+
+from . import child, machine, source
+
+_compiled: dict[tuple, "Compiled"] = {}
+_IR_LOCATION = re.compile(r'^#loc.*\n|\s*\bloc\((?:"[^"]*"(?:\([^()]*\))?|#\w+|unknown)\)', re.MULTILINE)
+_MLIR_OP = re.compile(r'^\s*(?:%[\w:#]+(?:, %[\w:#]+)*\s*=\s*)?"?([a-z]\w*)\.[a-z]', re.MULTILINE)
+_SASS_OP = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
+_PTX_OP = re.compile(
+    r"^\s*(?:\$\w+:\s*)?(?:\{\s*)?(?:@!?%?\w+\s+)?([a-z][\w.:]*)(?=[\s;]).*;\s*(?://.*)?$", re.MULTILINE
+)
+_TYPES = {
+    "bool": "i1", "uint8": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "float16": "fp16",
+    "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
+}  # fmt: skip
+
+
+class CompileFailed(RuntimeError):
+    """The compiler refused; the message is its own, with the kernel's line where it gave one."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A Triton kernel at each stage of its compilation for `arch`, as text, and what the code holds of an SM.
+
+    `registers` are per thread; `spills` are bytes a thread stores to local memory because registers ran out;
+    `shared_bytes` are per program. For AMD `amdgcn` stands in place of `ptx` and `sass`, registers are VGPRs.
+    """
+
+    name: str
+    arch: str
+    ttir: str
+    ttgir: str
+    llir: str
+    ptx: str
+    amdgcn: str
+    registers: int
+    spills: int
+    shared_bytes: int
+    cubin: bytes = field(repr=False)
+
+    @cached_property
+    def sass(self) -> str:
+        """The machine code, disassembled by nvdisasm when first asked for."""
+        if not self.ptx:
+            return ""
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+            f.write(self.cubin)
+            f.flush()
+            done = subprocess.run(
+                [_tool("nvdisasm"), "-c", f.name], capture_output=True, text=True, check=True
+            )
+        return done.stdout
+
+    def dialects(self) -> dict[str, Counter]:
+        """How many operations of each MLIR dialect its two Triton stages hold: {"ttir": Counter, "ttgir": …}."""
+        return {s: Counter(_MLIR_OP.findall(getattr(self, s))) for s in ("ttir", "ttgir")}
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What torch.compile generated: the code of each graph, and what one call launches.
+
+    `kernels` are the generated kernels and `extern_calls` the library calls (`extern_kernels.mm`), in the order in
+    which a call makes them, as often as it makes them. `graphs` above 1 means that the function was broken.
+    """
+
+    code: str
+    kernels: list[str]
+    extern_calls: list[str]
+    graphs: int = 1
+
+
+def triton(
+    kernel,
+    signature: dict,
+    constexprs: dict | None = None,
+    arch: str | None = None,
+    num_warps=4,
+    num_stages=3,
+) -> Compiled:
+    """Compile a Triton kernel for `arch` ("sm_90", "gfx942"; by default this machine's) and return every stage.
+
+    `kernel`: the kernel, or its name in this notebook. `signature`: each argument's type, "*fp32", "i32", or an
+    example of it, a tensor or number. As at a launch, pointers are taken to be aligned to 16 bytes; an integer that
+    is a multiple of 16, which lets loads be vectorised, is written "i32:16". `constexprs`: name -> value.
+    Raises `CompileFailed`, TypeError for arguments that do not fit the kernel, `source.Missing`.
+    """
+    arch = arch or machine.here().arch
+    name = kernel if isinstance(kernel, str) else _name(kernel)
+    text = source.live(kernel) if isinstance(kernel, str) else source.of(kernel)
+    types = {n: t if isinstance(t, str) else _type(t) for n, t in signature.items()}
+    call = f"_compile({name}, {types!r}, {constexprs or {}!r}, {arch!r}, {num_warps}, {num_stages})"
+    if (text, call) not in _compiled:
+        done = child.run(text + _COMPILE, call, interpreted=False, seconds=300)
+        if not done.ok:
+            raise (TypeError if done.error.startswith("TypeError: ") else CompileFailed)(
+                _reason(done, name, arch)
+            )
+        value = done.value
+        for stage in ("ttir", "ttgir"):
+            value[stage] = _IR_LOCATION.sub("", value[stage])
+        _compiled[text, call] = Compiled(
+            name,
+            arch,
+            cubin=bytes.fromhex(value.pop("binary")),
+            **(value | _resources(value.pop("log"), value)),
+        )
+    return _compiled[text, call]
+
+
+def inductor(fn, *args) -> Generated:
+    """Compile `fn` anew with torch.compile, call it with `args`, and return the code: Triton on a GPU, C++ on a CPU.
+
+    Other compiled functions of this process, and their caches, are left as they are.
+    """
+    import torch
+    from torch._inductor.graph import GraphLowering
+
+    fn = getattr(fn, "_torchdynamo_orig_callable", fn)
+    codes = []
+    plain_save = GraphLowering.save_output_code
+    GraphLowering.save_output_code = staticmethod(codes.append)
+    try:
+        with (
+            torch._inductor.config.patch(fx_graph_cache=False),
+            torch._functorch.config.patch(enable_autograd_cache=False),
+        ):
+            torch.compile(_fresh(fn))(*args)
+    finally:
+        GraphLowering.save_output_code = plain_save
+    # each graph's text ends with a harness that would time it: not part of what runs
+    codes = [
+        re.split(r"\n\n+def (?:get_args|benchmark_compiled_module)\(", c)[0] + "\n"
+        for c in dict.fromkeys(codes)
+    ]
+    kernels, externs = [], []
+    for code in codes:
+        defined = re.findall(r"^(\w+) = async_compile\.\w+\(", code, re.MULTILINE)
+        calls = code[max(code.rfind("def call("), 0) :]
+        calls = calls[: calls.find("\ndef ")] if "\ndef " in calls else calls
+        launch = rf"\b({'|'.join(map(re.escape, defined))})(?:\.run)?\(" if defined else r"(?!)"
+        kernels += re.findall(launch, calls)
+        externs += re.findall(r"\b(extern_kernels\.\w+|torch\.ops\.\w+\.\w+(?:\.\w+)?)\(", calls)
+    return Generated("\n\n".join(codes), kernels, externs, len(codes))
+
+
+def instructions(code: str) -> Counter:
+    """How often each instruction, modifiers included ("LDG.E.128", "ld.global.v4.b32"), stands in SASS or PTX text."""
+    sass = _SASS_OP.findall(code)
+    return Counter(sass or [op for op in _PTX_OP.findall(code) if not op.startswith(".")])
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+_COMPILE = """
+
+import contextlib as _contextlib
+import io as _io
+
+import triton
+import triton.language
+
+
+def _compile(kernel, types, constexprs, arch, num_warps, num_stages):
+    while not hasattr(kernel, "cache_key"):
+        kernel = kernel.fn  # inside @triton.autotune, @triton.heuristics
+    names = kernel.arg_names
+    strange, absent = {*types, *constexprs} - {*names}, [n for n in names if n not in types and n not in constexprs]
+    if strange or absent:
+        said = [f"has no argument {', '.join(sorted(strange))}"] * bool(strange)
+        said += [f"needs the type or value of {', '.join(absent)}"] * bool(absent)
+        raise TypeError(f"{kernel.__name__} {' and '.join(said)}; its arguments are {', '.join(names)}")
+    triton.knobs.compilation.always_compile = True
+    triton.knobs.compilation.disable_line_info = True
+    triton.knobs.nvidia.dump_ptxas_log = True
+    signature, attributes = {}, {}
+    for i, n in enumerate(names):
+        signature[n], _, multiple = "constexpr" if n in constexprs else types[n], "", ""
+        signature[n], _, multiple = signature[n].partition(":")
+        if multiple == "16" or signature[n].startswith("*") and not multiple:
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    if arch.startswith("gfx"):
+        target = triton.backends.compiler.GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+    else:
+        target = triton.backends.compiler.GPUTarget("cuda", int(arch.removeprefix("sm_").rstrip("af")), 32)
+    source = triton.compiler.ASTSource(kernel, signature, constexprs, attributes)
+    log = _io.StringIO()
+    with _contextlib.redirect_stdout(log):
+        made = triton.compile(source, target=target, options={"num_warps": num_warps, "num_stages": num_stages})
+    stages = {s: made.asm.get(s, "") for s in ("ttir", "ttgir", "llir", "ptx", "amdgcn")}
+    binary = made.asm["cubin" if "cubin" in made.asm else "hsaco"].hex()
+    return stages | {"binary": binary, "shared_bytes": made.metadata.shared, "log": log.getvalue()}
+"""
+
+
+def _resources(log: str, stages: dict) -> dict[str, int]:
+    if stages["amdgcn"]:
+        found = (
+            re.search(r"\.vgpr_count:\s*(\d+)", stages["amdgcn"]),
+            re.search(r"\.private_segment_fixed_size:\s*(\d+)", stages["amdgcn"]),
+        )
+    else:
+        entry = log[log.index("Compiling entry function") :]
+        found = re.search(r"Used (\d+) registers", entry), re.search(r"(\d+) bytes spill stores", entry)
+    return {"registers": int(found[0][1]), "spills": int(found[1][1])}
+
+
+def _reason(done: child.Result, name: str, arch: str) -> str:
+    if done.error:
+        kind, _, said = done.error.partition(": ")
+        return said if kind == "TypeError" else f"{name} did not compile for {arch}. {done.error}"
+    return f"{name} did not compile for {arch}: {done.why()}. {done.stderr[-2000:]}"
+
+
+def _type(example) -> str:
+    if hasattr(example, "data_ptr"):
+        return "*" + _TYPES[str(example.dtype).removeprefix("torch.")]
+    if isinstance(example, bool):
+        return "i1"
+    if isinstance(example, int):
+        return ("i32" if -(2**31) <= example < 2**31 else "i64") + (":16" if example % 16 == 0 else "")
+    if isinstance(example, float):
+        return "fp32"
+    raise TypeError(f"a kernel takes no {type(example).__name__}; write its type, such as '*fp32' or 'i32'")
+
+
+def _name(kernel) -> str:
+    while not hasattr(kernel, "__name__"):
+        kernel = kernel.fn
+    return kernel.__name__
+
+
+def _tool(name: str) -> str:
+    spec = importlib.util.find_spec("triton")
+    if spec is None:
+        raise machine.NotReady("Triton is not installed, and its wheel carries the disassembler.", "make lab")
+    return str(Path(spec.origin).parent / "backends" / "nvidia" / "bin" / name)
+
+
+def _fresh(fn):
+    """A caller of `fn` that torch.compile has not seen: it caches by code object."""
+
+    def reveal(*args):
+        return fn(*args)
+
+    code: CodeType = reveal.__code__.replace(co_name=f"reveal_{id(reveal)}")
+    return FunctionType(code, reveal.__globals__, None, None, reveal.__closure__)

@@ -1,0 +1,226 @@
+"""The process that child processes are forked from: run by `helpers.child` as a script, never imported by it.
+
+It imports the heavy packages once, and never touches CUDA or runs anything of a reader's. For each job it forks; the
+fork gets a session of its own, limits, and its pipes, and either runs a module text or becomes another program.
+On "end" the fork and all its descendants are killed: whoever loses its parent becomes this process's child
+(it is a subreaper), so a daemon does not get away. It ends, and takes everything down, when its socket closes.
+
+Messages (SOCK_SEQPACKET): "run" with the file descriptors [job, stdout, stderr, value] is answered by the fork's pid
+and its pidfd; "end" by {"status", "left"}. The job is JSON in an anonymous file.
+"""
+
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+SWEEP_SECONDS = 5
+FILE_BYTES = 1 << 32
+"""The largest file that a child may write."""
+
+
+def serve(sock: socket.socket, preload: str) -> None:
+    try:
+        load(preload)
+    except BaseException as e:  # the parent raises it: nothing can be run without these packages
+        sock.send(f"{type(e).__name__}: {e}".encode()[:4000])
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    sock.send(b"ready")
+    pid = None
+    while True:
+        message, fds, *_ = socket.recv_fds(sock, 4096, 8)
+        if message == b"run":
+            pid = os.fork()
+            if pid == 0:
+                sock.close()
+                become(*fds)
+            pidfd = os.pidfd_open(pid)
+            socket.send_fds(sock, [str(pid).encode()], [pidfd])
+            for fd in (pidfd, *fds):
+                os.close(fd)
+        elif message == b"end":
+            status, left = sweep(pid)
+            sock.send(json.dumps({"status": status, "left": left}).encode())
+        else:
+            sweep(pid)
+            os._exit(0)  # tearing torch down would take a second
+
+
+def load(preload: str) -> None:
+    if preload == "bare":
+        return
+    import numpy  # noqa: F401
+    import torch  # noqa: F401
+
+    try:
+        import triton.compiler
+        import triton.language
+        import triton.runtime.interpreter  # noqa: F401
+    except ImportError:
+        return  # a machine without triton still runs torch in a child
+    if preload == "interpreted":
+        from helpers import interpreter
+
+        interpreter.install()
+    try:
+        import cupy  # noqa: F401
+    except ImportError:
+        return
+
+
+def sweep(first: int | None) -> tuple[int | None, int]:
+    """Kill every descendant. Returns (the wait status of `first`, how many could not be killed)."""
+    status, end = None, time.monotonic() + SWEEP_SECONDS
+    while below := descendants(os.getpid()):
+        for pid in below:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        while True:
+            try:
+                pid, how = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            status = how if pid == first else status
+        if time.monotonic() > end:
+            return status, len(below)
+        time.sleep(0.001)
+    return status, 0
+
+
+def descendants(pid: int) -> list[int]:
+    found, look = [], [pid]
+    while look:
+        parent = look.pop()
+        try:
+            threads = os.listdir(f"/proc/{parent}/task")
+            lists = [Path(f"/proc/{parent}/task/{t}/children").read_text() for t in threads]
+        except (FileNotFoundError, ProcessLookupError):  # it ended between two looks
+            continue
+        kids = [int(kid) for line in lists for kid in line.split()]
+        found += kids
+        look += kids
+    return found
+
+
+def become(job_fd: int, out: int, err: int, value_fd: int) -> None:
+    """What the fork does; it never returns."""
+    code = 1
+    try:
+        os.setsid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with os.fdopen(job_fd, "rb") as f:
+            f.seek(0)
+            job = json.load(f)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        os.close(out)
+        os.close(err)
+        code = carry_out(job, value_fd)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def carry_out(job: dict, value_fd: int) -> int:
+    """Set limits, then run a text (returns the exit code) or become another program (does not return)."""
+    os.chdir(job["cwd"])
+    limit(job["memory_bytes"])
+    if job["argv"]:
+        os.closerange(3, 1 << 16)
+        os.execvpe(job["argv"][0], job["argv"], job["env"])
+    os.environ.clear()
+    os.environ.update(job["env"])
+    sys.path[:0] = [""]
+    sys.path += [p for p in job["path"] if p not in sys.path]
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)
+    import faulthandler
+
+    faulthandler.enable()
+    return run_text(job["text"], job["call"], value_fd)
+
+
+def limit(memory_bytes: int | None) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    if memory_bytes is not None:
+        status = Path("/proc/self/status")  # what the preloaded packages hold does not count
+        held = re.search(r"VmData:\s*(\d+) kB", status.read_text()) if status.exists() else None
+        now = int(held[1]) * 1024 if held else 0
+        resource.setrlimit(resource.RLIMIT_DATA, (now + memory_bytes, now + memory_bytes))
+
+
+def run_text(text: str, call: str | None, value_fd: int) -> int:
+    """Run a module text, then `call`; its value goes to `value_fd` as JSON. Returns the exit code."""
+    import linecache
+    import random
+    import types
+
+    random.seed()  # a fork would repeat its parent's numbers
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    module = types.ModuleType("cells")
+    module.__file__, module.__slice__ = os.path.abspath("cells.py"), text
+    sys.modules["cells"] = module
+    linecache.cache[module.__file__] = (len(text), None, text.splitlines(keepends=True), module.__file__)
+    try:
+        exec(compile(text, module.__file__, "exec"), module.__dict__)
+        value = eval(call, module.__dict__) if call else None
+        report, code = json.dumps({"value": value}, default=plain_data), 0
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
+        report = json.dumps({"error": f"SystemExit: {e.code}"})
+    except BaseException as e:
+        import traceback
+
+        shown = traceback.TracebackException.from_exception(e)
+        while shown.stack and shown.stack[0].filename == __file__:
+            del shown.stack[0]
+        print("".join(shown.format()), file=sys.stderr, end="")
+        report, code = json.dumps({"error": f"{type(e).__name__}: {e}"}), 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with os.fdopen(value_fd, "wb") as f:
+        f.write(report.encode())
+    return code
+
+
+def plain_data(thing):
+    """Tensors and arrays become lists, their scalars numbers."""
+    if hasattr(thing, "tolist"):
+        return thing.tolist()
+    raise TypeError(
+        f"the value holds a {type(thing).__name__}, which JSON cannot carry to the parent process"
+    )
+
+
+def prctl(option: int, argument: int) -> None:
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--once":  # where there is no zygote: one job, from stdin
+        job = json.load(sys.stdin)
+        load(sys.argv[2])
+        sys.exit(carry_out(job, int(sys.argv[3])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

@@ -1,0 +1,90 @@
+"""Generated code: every stage of a Triton kernel compiled without a GPU, and what torch.compile makes of a function."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from helpers import reveal
+
+
+@triton.jit
+def scale(o_ptr, x_ptr, n, factor: tl.constexpr, kind: tl.constexpr, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(x_ptr + i, mask=i < n)
+    tl.store(o_ptr + i, (x * factor).to(kind), mask=i < n)
+
+
+@triton.autotune([triton.Config({"B": 64}), triton.Config({"B": 128})], key=["n"])
+@triton.jit
+def product(a_ptr, b_ptr, o_ptr, n, B: tl.constexpr):
+    i, j = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    a, b = tl.load(a_ptr + i * B + j), tl.load(b_ptr + i * B + j)
+    tl.store(o_ptr + i * B + j, tl.dot(a, b))
+
+
+def compiled(arch=None, n="i32:16", **options):
+    types = {"o_ptr": "*fp16", "x_ptr": torch.zeros(2), "n": n}
+    return reveal.triton(scale, types, {"factor": 2.0, "kind": tl.float16, "B": 1024}, arch, **options)
+
+
+def test_every_stage_of_a_kernel_for_hopper():
+    c = compiled("sm_90")
+    assert "tt.func public @scale" in c.ttir and "loc(" not in c.ttir
+    assert "#blocked" in c.ttgir and "define ptx_kernel void @scale" in c.llir
+    assert ".target sm_90a" in c.ptx and "scale" in c.sass
+    assert 8 <= c.registers <= 64 and c.spills == 0 and c.shared_bytes == 0
+    assert reveal.instructions(c.sass)["LDG.E.128"] == 2  # 1024 floats over 128 threads, 4 at a time
+    assert reveal.instructions(c.ptx)["ld.global.v4.b32"] == 2
+    assert c.dialects()["ttir"]["tt"] > c.dialects()["ttir"]["arith"] > 0
+
+
+def test_alignment_decides_the_width_of_loads():
+    assert compiled("sm_90", n=1000).sass == compiled("sm_90", n="i32").sass
+    assert reveal.instructions(compiled("sm_90", n="i32").sass)["LDG.E.128"] == 0
+    assert compiled("sm_90", n=1024).sass == compiled("sm_90", n="i32:16").sass
+
+
+def test_other_architectures_and_options():
+    assert ".target sm_75" in compiled("sm_75").ptx
+    amd = compiled("gfx942")
+    assert amd.ptx == amd.sass == "" and "global_load_dwordx4" in amd.amdgcn and amd.registers > 0
+    assert 'num-warps" = 8' in compiled("sm_90", num_warps=8).ttgir
+
+
+def test_a_tuned_kernel_and_its_shared_memory():
+    c = reveal.triton(
+        product, {"a_ptr": "*fp16", "b_ptr": "*fp16", "o_ptr": "*fp32", "n": "i32"}, {"B": 64}, "sm_90"
+    )
+    assert c.shared_bytes >= 64 * 64 * 2
+    assert any(op.startswith("HGMMA") for op in reveal.instructions(c.sass))
+
+
+def test_what_is_wrong_is_said():
+    with pytest.raises(
+        TypeError, match="scale needs the type or value of kind, B; its arguments are o_ptr, x_ptr"
+    ):
+        reveal.triton(scale, {"o_ptr": "*fp16", "x_ptr": "*fp32", "n": "i32"}, {"factor": 2.0})
+    with pytest.raises(reveal.CompileFailed, match="scale did not compile for sm_90(?s:.)*power of 2"):
+        types = {"o_ptr": "*fp16", "x_ptr": "*fp32", "n": "i32"}
+        reveal.triton(scale, types, {"factor": 2.0, "kind": tl.float16, "B": 1000}, "sm_90")
+
+
+def test_inductor_counts_kernels_library_calls_and_graphs():
+    def layer(x, w):
+        return torch.softmax(x @ w, -1)
+
+    def broken(x):
+        y = torch.sin(x)
+        torch._dynamo.graph_break()
+        return torch.cos(y)
+
+    x = torch.randn(32, 32)
+    before = torch.compile(layer, backend="eager")
+    for _ in range(2):  # the second time nothing comes out of a cache
+        made = reveal.inductor(before, x, x)
+        assert made.extern_calls == ["extern_kernels.mm"] and made.graphs == 1
+        assert len(made.kernels) == 1 and made.kernels[0] in made.code and "softmax" in made.kernels[0]
+        assert "def call(" in made.code and "benchmark" not in made.code.split("def call(")[1]
+    made = reveal.inductor(broken, x)
+    assert made.graphs == len(made.kernels) == 2
