@@ -92,19 +92,21 @@ def triton(
     arch: str | None = None,
     num_warps=4,
     num_stages=3,
+    line_info=False,
 ) -> Compiled:
     """Compile a Triton kernel for `arch` ("sm_90", "gfx942"; by default this machine's) and return every stage.
 
     `kernel`: the kernel, or its name in this notebook. `signature`: each argument's type, "*fp32", "i32", or an
     example of it, a tensor or number. As at a launch, pointers are taken to be aligned to 16 bytes; an integer that
     is a multiple of 16, which lets loads be vectorised, is written "i32:16". `constexprs`: name -> value.
+    `line_info` leaves in the PTX the `.loc` notes that say which source line an instruction came from.
     Raises `CompileFailed`, TypeError for arguments that do not fit the kernel, `source.Missing`.
     """
     arch = arch or machine.here().arch
     name = kernel if isinstance(kernel, str) else _name(kernel)
     text = source.live(kernel) if isinstance(kernel, str) else source.of(kernel)
     types = {n: t if isinstance(t, str) else _type(t) for n, t in signature.items()}
-    call = f"_compile({name}, {types!r}, {constexprs or {}!r}, {arch!r}, {num_warps}, {num_stages})"
+    call = f"_compile({name}, {types!r}, {constexprs or {}!r}, {arch!r}, {num_warps}, {num_stages}, {line_info})"
     if (text, call) not in _compiled:
         done = child.run(text + _COMPILE, call, interpreted=False, seconds=300)
         if not done.ok:
@@ -176,7 +178,7 @@ import triton
 import triton.language
 
 
-def _compile(kernel, types, constexprs, arch, num_warps, num_stages):
+def _compile(kernel, types, constexprs, arch, num_warps, num_stages, line_info):
     while not hasattr(kernel, "cache_key"):
         kernel = kernel.fn  # inside @triton.autotune, @triton.heuristics
     names = kernel.arg_names
@@ -186,7 +188,7 @@ def _compile(kernel, types, constexprs, arch, num_warps, num_stages):
         said += [f"needs the type or value of {', '.join(absent)}"] * bool(absent)
         raise TypeError(f"{kernel.__name__} {' and '.join(said)}; its arguments are {', '.join(names)}")
     triton.knobs.compilation.always_compile = True
-    triton.knobs.compilation.disable_line_info = True
+    triton.knobs.compilation.disable_line_info = not line_info
     triton.knobs.nvidia.dump_ptxas_log = True
     signature, attributes = {}, {}
     for i, n in enumerate(names):

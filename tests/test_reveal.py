@@ -50,6 +50,7 @@ def test_other_architectures_and_options():
     amd = compiled("gfx942")
     assert amd.ptx == amd.sass == "" and "global_load_dwordx4" in amd.amdgcn and amd.registers > 0
     assert 'num-warps" = 8' in compiled("sm_90", num_warps=8).ttgir
+    assert ".loc" in compiled("sm_90", line_info=True).ptx and ".loc" not in compiled("sm_90").ptx
 
 
 def test_a_tuned_kernel_and_its_shared_memory():
