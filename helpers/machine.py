@@ -101,8 +101,15 @@ class Machine:
 
 
 def prepare() -> None:
-    """Set what must be set before triton is imported. Called by `import helpers`."""
-    if _mode()[0] == "cpu":
+    """Set what must be set before triton is imported. Called by `import helpers`.
+
+    It raises nothing about the machine: that is for `helpers.start()` and the doctor to say.
+    """
+    try:
+        mode = _mode()[0]
+    except NotReady:
+        return
+    if mode == "cpu":
         if "triton" not in sys.modules:
             os.environ["TRITON_INTERPRET"] = "1"
         if os.environ.get("TRITON_INTERPRET") == "1":
@@ -131,8 +138,10 @@ def _mode() -> tuple[str, str]:
 
 def _no_gpu() -> str | None:
     """Why the GPU cannot be used, as a clause; None where it can."""
-    import torch
-
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: one of its libraries does not load
+        raise NotReady(f"torch cannot be imported ({error}).", "make clean lab") from error
     if torch.version.hip:
         return "this torch is a ROCm build, and the course's kernels are for NVIDIA cards"
     if not torch.version.cuda:
