@@ -1,0 +1,156 @@
+"""What a function launches, line by line, and the bytes that each launch must at least read and write.
+
+`eager(fn, *args)` watches PyTorch's dispatcher while `fn` runs; `compiled(code)` reads the wrapper that Inductor
+generated. Both count an argument once a launch, at its whole size: the least that the launch can move through memory,
+whatever its loops do. So the two can be compared with each other, and with what the hardware counted.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch. kind: "eager", "Triton", "C++", "library" (cuBLAS and its like) or "ATen" (a kernel of PyTorch).
+
+    reads, writes: bytes, None where the code does not tell (an ATen call, a shape with a symbol in it).
+    operators: the operators of the reader's program that it carries out.
+    """
+
+    kind: str
+    name: str
+    operators: tuple[str, ...]
+    reads: int | None
+    writes: int | None
+
+    def row(self) -> dict:
+        """For `show.table`."""
+
+        def mb(n):
+            return "" if n is None else n / 1e6
+
+        return {
+            "kind": self.kind,
+            "launch": self.name,
+            "operators": ", ".join(self.operators),
+            "MB read": mb(self.reads),
+            "MB written": mb(self.writes),
+        }
+
+
+def total(launches: list[Launch]) -> int:
+    """Bytes read and written by all launches. Errors: ValueError where one of them does not tell."""
+    if silent := [launch.name for launch in launches if launch.reads is None or launch.writes is None]:
+        raise ValueError(f"the generated code does not tell the bytes of {', '.join(silent)}")
+    return sum(launch.reads + launch.writes for launch in launches)
+
+
+def eager(fn: Callable, *args) -> list[Launch]:
+    """The operators that `fn(*args)` sends to the device one after another, without those that only make a view.
+
+    One launch an operator: a few take more kernels than one. Tensors on device "meta" do: shapes without memory.
+    """
+    with torch.no_grad(), _Watch() as watch:
+        fn(*args)
+    return watch.launches
+
+
+class _Watch(TorchDispatchMode):
+    def __enter__(self):
+        self.launches = []
+        return super().__enter__()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        out = operator(*args, **(kwargs or {}))
+        read = {id(t): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}.values()
+        written = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        memory = {t.untyped_storage()._cdata for t in read}
+        mutates = operator._schema.is_mutable
+        # an output in its input's memory, of an operator that changes nothing, is a view: nothing is launched
+        if written and (mutates or not all(t.untyped_storage()._cdata in memory for t in written)):
+            name = operator.overloadpacket.__name__
+            counted = [sum(t.numel() * t.element_size() for t in tensors) for tensors in (read, written)]
+            self.launches.append(Launch("eager", name, (name,), *counted))
+        return out
+
+
+_SIZED = re.compile(
+    r"(\w+) = (?:rand|empty)_strided\w*\(\((.*?)\), \(.*?\),(?: device='[^']*',)? (?:dtype=)?torch\.(\w+)\)"
+)
+_SAME = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)\b.*;\s*del ")
+_OPERATORS = re.compile(r"# .*Original ATen: \[(.*)\]")
+_LAUNCH = re.compile(
+    r"(?:(\w+) = )?((triton|cpp)_\w+|extern_kernels\.\w+|torch\.ops\.[\w.]+)(?:\.run)?\((.*)\)$"
+)
+_KERNEL = re.compile(
+    r"def (triton_\w+)\((.*?)\):|(cpp_\w+) = async_compile\.cpp\w*\(.*?void\s+kernel\((.*?)\)", re.S
+)
+
+
+def compiled(code: str) -> list[Launch]:
+    """The launches in `code`, the Python that Inductor generated (one or several graphs), in order.
+
+    A C++ kernel may hold several loops, one after another: only the Triton count is a count of passes over memory.
+    Errors: ValueError where the text holds no wrapper of Inductor's.
+    """
+    graphs = [part for part in re.split(r"(?=# AOT ID)", code) if "def call(" in part]
+    if not graphs:
+        raise ValueError("no wrapper of Inductor's here: it would hold `def call(`")
+    return [launch for graph in graphs for launch in _graph(graph)]
+
+
+def _graph(code: str) -> list[Launch]:
+    roles = {
+        triton or cpp: re.findall(r"\b(in_out|in|out)_ptr\d+", signature or arguments)
+        for triton, signature, cpp, arguments in _KERNEL.findall(code)
+    }
+    sizes = {name: _bytes(shape, dtype) for name, shape, dtype in _SIZED.findall(code)}
+    launches, operators = [], ()
+    body = code[code.index("def call(") :].split("def benchmark_compiled_module")[0]
+    for line in map(str.strip, body.splitlines()):
+        if found := _OPERATORS.match(line):
+            operators = tuple(dict.fromkeys(re.sub(r"\b(aten|prims)\.", "", found[1]).split(", ")))
+        if found := _SAME.match(line):
+            sizes.setdefault(found[1], sizes.get(found[2]))
+        if not (found := _LAUNCH.match(line)):
+            continue
+        _, name, generated, arguments = found.groups()
+        if generated:
+            # the pointers come first in a call, then the sizes
+            pairs = list(zip(roles[name], _tensors(arguments), strict=False))
+            reads = [sizes.get(n) for role, n in pairs if role != "out"]
+            writes = [sizes.get(n) for role, n in pairs if role != "in"]
+            kind = {"triton": "Triton", "cpp": "C++"}[generated]
+            launches.append(Launch(kind, name, operators, _sum(reads), _sum(writes)))
+        elif name.startswith("extern_kernels."):
+            before, _, after = arguments.partition("out=")
+            reads = _sum(map(sizes.get, _tensors(before)))
+            launches.append(Launch("library", name, operators, reads, sizes.get(after.split(",")[0])))
+        else:
+            launches.append(Launch("ATen", name.removeprefix("torch.ops."), operators, None, None))
+        operators = ()
+    return launches
+
+
+def _tensors(arguments: str) -> list[str]:
+    """The names passed in a call: positional ones, a reinterpreted tensor under its own name."""
+    flat = re.sub(r"reinterpret_tensor\((\w+),.*?\), \d+\)", r"\1", arguments)
+    return [name for part in flat.split(",") if re.fullmatch(r"[A-Za-z_]\w*", name := part.strip())]
+
+
+def _bytes(shape: str, dtype: str) -> int | None:
+    sides = [side.strip() for side in shape.split(",") if side.strip()]
+    if not all(side.isdigit() for side in sides):
+        return None  # a symbol: the size is known only when it runs
+    return math.prod(map(int, sides)) * getattr(torch, dtype).itemsize
+
+
+def _sum(parts) -> int | None:
+    parts = list(parts)
+    return None if None in parts else sum(parts)
