@@ -7,6 +7,7 @@ whatever its loops do. So the two can be compared with each other, and with what
 
 import math
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,6 +81,36 @@ class _Watch(TorchDispatchMode):
         return out
 
 
+def tidy(code: str) -> str:
+    """Inductor's code without imports, launch metadata and graph dumps: what is worth reading and recording.
+
+    `compiled` reads it as it reads the whole.
+    """
+    return "\n".join(line for line in code.splitlines() if not _NOISE.match(line))
+
+
+def kernels(code: str) -> str:
+    """The kernels alone: the Triton functions, or the C++ ones."""
+    found = re.findall(r"(@triton\.jit.*?|extern \"C\".*?)\s*'''", code, re.S)
+    return "\n\n".join(re.sub(r"\n\s*\n", "\n", text) for text in found)
+
+
+def wrapper(code: str) -> str:
+    """The Python that allocates and launches, one `call` a graph, without its checks and deletions."""
+    bodies = re.findall(r"^ *def call\(.*?(?=^\S|\Z)", code, re.S | re.M)
+    dull = re.compile(r"\s*(del |assert_|args\.clear|raw_stream|with torch.cuda|torch.cuda.set_device|$)")
+    return "\n\n".join(
+        "\n".join(line for line in textwrap.dedent(body).splitlines() if not dull.match(line))
+        for body in bodies
+    )
+
+
+_NOISE = re.compile(
+    r"\s*(#   |# Graph fragment|# kernel path|triton_meta=|inductor_meta=|filename=|min_elem_per_thread=)"
+    r"|(import|from) |(aten|inductor_ops|_quantized|assert_\w+|empty_strided_\w+|reinterpret_tensor|"
+    r"alloc_from_pool|async_compile) = |del async_compile|triton_helpers\.set_driver|\s*inductor_cpu_"
+    r"|\s*std::atomic<int> inductor_cpu"
+)
 _SIZED = re.compile(
     r"(\w+) = (?:rand|empty)_strided\w*\(\((.*?)\), \(.*?\),(?: device='[^']*',)? (?:dtype=)?torch\.(\w+)\)"
 )
