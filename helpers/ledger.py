@@ -39,7 +39,6 @@ class Launch:
         return {
             "kind": self.kind,
             "launch": self.name,
-            "operators": ", ".join(self.operators),
             "MB read": mb(self.reads),
             "MB written": mb(self.writes),
         }
@@ -91,6 +90,7 @@ def tidy(code: str) -> str:
 
 def kernels(code: str) -> str:
     """The kernels alone: the Triton functions, or the C++ ones."""
+    code = tidy(code)
     found = re.findall(r"(@triton\.jit.*?|extern \"C\".*?)\s*'''", code, re.S)
     return "\n\n".join(re.sub(r"\n\s*\n", "\n", text) for text in found)
 
