@@ -145,11 +145,7 @@ def inductor(fn, *args) -> Generated:
             torch.compile(_fresh(fn))(*args)
     finally:
         GraphLowering.save_output_code = plain_save
-    # each graph's text ends with a harness that would time it: not part of what runs
-    codes = [
-        re.split(r"\n\n+def (?:get_args|benchmark_compiled_module)\(", c)[0] + "\n"
-        for c in dict.fromkeys(codes)
-    ]
+    codes = [_without_harness(code) for code in dict.fromkeys(codes)]
     kernels, externs = [], []
     for code in codes:
         defined = re.findall(r"^(\w+) = async_compile\.\w+\(", code, re.MULTILINE)
@@ -159,6 +155,13 @@ def inductor(fn, *args) -> Generated:
         kernels += re.findall(launch, calls)
         externs += re.findall(r"\b(extern_kernels\.\w+|torch\.ops\.\w+\.\w+(?:\.\w+)?)\(", calls)
     return Generated("\n\n".join(codes), kernels, externs, len(codes))
+
+
+def _without_harness(code: str) -> str:
+    """Inductor's text without its end, which would time it with random inputs; what they were stays as comments."""
+    runs, *harness = re.split(r"\n\n+def (?:get_args|benchmark_compiled_module)\(", code)
+    inputs = re.findall(r"^ +(\w+ = rand_strided\(.*\))$", "\n".join(harness), re.MULTILINE)
+    return "\n".join([runs, "", *(f"# {line}" for line in inputs), ""])
 
 
 def instructions(code: str) -> Counter:

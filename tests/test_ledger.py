@@ -1,0 +1,104 @@
+"""Bytes launch by launch: what the dispatcher sees in eager mode, and what Inductor's wrapper says."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers import ledger, reveal, traffic
+
+
+def paper(*shape, dtype=torch.float16):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def linear_gelu(x, w, b):
+    return F.gelu(F.linear(x, w, b), approximate="tanh")
+
+
+def test_eager_counts_every_operator_at_its_whole_size():
+    x, s, h = paper(64, 32), paper(32), paper(64, 32)
+    launches = ledger.eager(lambda x, s: torch.relu(x * s), x, s)
+    assert [launch.name for launch in launches] == ["mul", "relu"]
+    by_hand = traffic.least(reads=(x, s), writes=(h,)) + traffic.least(reads=(h,), writes=(h,))
+    assert ledger.total(launches) == by_hand
+
+
+def test_a_view_launches_nothing_and_a_change_in_place_does():
+    x = paper(64, 32)
+    assert ledger.eager(lambda x: x.t().view(8, 4, 64)[1:], x) == []
+    (change,) = ledger.eager(lambda x: x.mul_(2), x)
+    assert (change.reads, change.writes) == (64 * 32 * 2, 64 * 32 * 2)
+
+
+def test_a_reshape_that_has_to_copy_is_counted():
+    (copy,) = ledger.eager(lambda x: x.t().reshape(-1), paper(64, 32))
+    assert copy.name == "clone" and copy.reads == copy.writes == 64 * 32 * 2
+
+
+def test_compiled_tells_library_calls_from_generated_kernels():
+    x, w, b = torch.randn(64, 32).half(), torch.randn(48, 32).half(), torch.randn(48).half()
+    # on a GPU the same wrapper launches Triton: this test pins the C++ one
+    code = reveal.inductor(linear_gelu, x, w, b).code
+    product, gelu = ledger.compiled(code)
+    assert (product.kind, product.name) == ("library", "extern_kernels.addmm")
+    assert product.reads == 2 * (64 * 32 + 48 * 32 + 48) and product.writes == 2 * 64 * 48
+    assert gelu.kind == "C++" and gelu.reads == gelu.writes == 2 * 64 * 48
+    assert ledger.compiled(ledger.tidy(code)) == ledger.compiled(code)
+    assert "loadu" in ledger.kernels(code) and "extern_kernels.addmm" in ledger.wrapper(code)
+
+
+def test_graphs_after_a_break_are_counted_one_after_another():
+    def broken(x):
+        h = x * 2
+        torch._dynamo.graph_break()
+        return torch.relu(h + 1)
+
+    first, second = ledger.compiled(reveal.inductor(broken, torch.randn(64, 32)).code)
+    assert first.reads == first.writes == second.reads == second.writes == 64 * 32 * 4
+
+
+TRITON = """
+# AOT ID: ['0_inference']
+triton_poi_fused_mul_0 = async_compile.triton('triton_poi_fused_mul_0', '''
+@triton.jit
+def triton_poi_fused_mul_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    tmp0 = tl.load(in_ptr0 + (x2), None).to(tl.float32)
+    tl.store(out_ptr0 + (x2), tmp0, None)
+''', device_str='cuda')
+class Runner:
+    def call(self, args):
+        arg0_1, arg1_1 = args
+        with torch.cuda._DeviceGuard(0):
+            buf0 = empty_strided_cuda((64, 32), (32, 1), torch.float16)
+            # Topologically Sorted Source Nodes: [mul], Original ATen: [aten.mul]
+            raw_stream0 = get_raw_stream(0)
+            triton_poi_fused_mul_0.run(arg0_1, buf0, 2048, stream=raw_stream0)
+            buf1 = empty_strided_cuda((64, SIDE), (SIDE, 1), torch.float32)
+            # Topologically Sorted Source Nodes: [mm], Original ATen: [aten.view, aten.mm]
+            extern_kernels.mm(reinterpret_tensor(buf0, (64, 32), (32, 1), 0), arg1_1, out=buf1)
+            # Topologically Sorted Source Nodes: [topk], Original ATen: [aten.topk]
+            buf2 = torch.ops.aten.topk.default(buf1, 5)
+        return (buf2, )
+
+# arg0_1 = rand_strided((64, 32), (32, 1), device='cuda:0', dtype=torch.float16)
+# arg1_1 = rand_strided((32, SIDE), (SIDE, 1), device='cuda:0', dtype=torch.float16)
+"""
+
+
+def test_triton_wrappers_are_read():
+    scale, product, top = ledger.compiled(TRITON.replace("SIDE", "48"))
+    assert (scale.kind, scale.operators, scale.reads, scale.writes) == ("Triton", ("mul",), 4096, 4096)
+    assert (product.kind, product.reads, product.writes) == ("library", 4096 + 32 * 48 * 2, 64 * 48 * 4)
+    assert (top.kind, top.name, top.reads) == ("ATen", "aten.topk.default", None)
+    with pytest.raises(ValueError, match="does not tell the bytes of aten.topk.default"):
+        ledger.total([scale, product, top])
+
+
+def test_a_symbolic_shape_leaves_the_bytes_open():
+    _, product, _ = ledger.compiled(TRITON.replace("SIDE", "s0"))
+    assert product.reads is None and product.writes is None
+
+
+def test_text_without_a_wrapper_is_refused():
+    with pytest.raises(ValueError, match="no wrapper"):
+        ledger.compiled("(compile.code.chain: not recorded yet)")
