@@ -100,8 +100,7 @@ def wrapper(code: str) -> str:
     bodies = re.findall(r"^ *def call\(.*?(?=^\S|\Z)", code, re.S | re.M)
     dull = re.compile(r"\s*(del |assert_|args\.clear|raw_stream|with torch.cuda|torch.cuda.set_device|$)")
     return "\n\n".join(
-        "\n".join(line for line in textwrap.dedent(body).splitlines() if not dull.match(line))
-        for body in bodies
+        "\n".join(line for line in textwrap.dedent(body).splitlines() if not dull.match(line)) for body in bodies
     )
 
 
@@ -116,12 +115,8 @@ _SIZED = re.compile(
 )
 _SAME = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)\b.*;\s*del ")
 _OPERATORS = re.compile(r"# .*Original ATen: \[(.*)\]")
-_LAUNCH = re.compile(
-    r"(?:(\w+) = )?((triton|cpp)_\w+|extern_kernels\.\w+|torch\.ops\.[\w.]+)(?:\.run)?\((.*)\)$"
-)
-_KERNEL = re.compile(
-    r"def (triton_\w+)\((.*?)\):|(cpp_\w+) = async_compile\.cpp\w*\(.*?void\s+kernel\((.*?)\)", re.S
-)
+_LAUNCH = re.compile(r"(?:(\w+) = )?((triton|cpp)_\w+|extern_kernels\.\w+|torch\.ops\.[\w.]+)(?:\.run)?\((.*)\)$")
+_KERNEL = re.compile(r"def (triton_\w+)\((.*?)\):|(cpp_\w+) = async_compile\.cpp\w*\(.*?void\s+kernel\((.*?)\)", re.S)
 
 
 def compiled(code: str) -> list[Launch]:

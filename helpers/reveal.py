@@ -61,9 +61,7 @@ class Compiled:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
             f.write(self.cubin)
             f.flush()
-            done = subprocess.run(
-                [_tool("nvdisasm"), "-c", f.name], capture_output=True, text=True, check=True
-            )
+            done = subprocess.run([_tool("nvdisasm"), "-c", f.name], capture_output=True, text=True, check=True)
         return done.stdout
 
     def dialects(self) -> dict[str, Counter]:
@@ -110,9 +108,7 @@ def triton(
     if (text, call) not in _compiled:
         done = child.run(text + _COMPILE, call, interpreted=False, seconds=300)
         if not done.ok:
-            raise (TypeError if done.error.startswith("TypeError: ") else CompileFailed)(
-                _reason(done, name, arch)
-            )
+            raise (TypeError if done.error.startswith("TypeError: ") else CompileFailed)(_reason(done, name, arch))
         value = done.value
         for stage in ("ttir", "ttgir"):
             value[stage] = _IR_LOCATION.sub("", value[stage])

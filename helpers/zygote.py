@@ -206,9 +206,7 @@ def plain_data(thing):
     """Tensors and arrays become lists, their scalars numbers."""
     if hasattr(thing, "tolist"):
         return thing.tolist()
-    raise TypeError(
-        f"the value holds a {type(thing).__name__}, which JSON cannot carry to the parent process"
-    )
+    raise TypeError(f"the value holds a {type(thing).__name__}, which JSON cannot carry to the parent process")
 
 
 def prctl(option: int, argument: int) -> None:

@@ -21,7 +21,7 @@ def test_a_ratio_is_the_rivals_time_over_ours_and_says_when_it_is_not_resolved()
 
 
 def test_a_summary_is_the_median_with_quartiles_and_names_a_wide_spread():
-    burst = timing._Burst(lambda: None, 1, "")
+    burst = timing._Burst(lambda: None, 1, 0)
     tight = timing._summary([10.0, 10.1, 9.9, 10.0, 10.05], burst, [])
     assert (tight.value, tight.low, tight.high, tight.n, tight.note) == (10.0, 10.0, 10.05, 5, "")
     assert "spread 20%" in timing._summary([9.0, 9.0, 10.0, 11.0, 11.0], burst, []).note
