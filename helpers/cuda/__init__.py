@@ -1,0 +1,37 @@
+"""Raw CUDA C: compile it with NVRTC (no GPU needed), launch it through CuPy, or run it on the CPU.
+
+    module = cuda.RawModule(code=text)
+    add = module.get_function("add")
+    add((blocks,), (256,), (x, y, out, n))
+
+The same constructor and call as `cupy.RawModule`, on torch tensors, on torch's current stream. In CPU mode the same
+unmodified source is compiled with g++ and run for its values; `Kernel.trace` and `Kernel.check_races` work anywhere.
+"""
+
+from .arguments import BadArgument
+from .cpu import cache_folder
+from .faults import AssertFailed, Deadlock, KernelError, OutOfBounds
+from .module import Kernel, LaunchError, RawModule
+from .nvrtc import Binary, CompileError, Resources, compile, tool  # noqa: A004  (cuda.compile is its name)
+from .trace import Access, Race, Trace, record
+
+__all__ = [
+    "Access",
+    "AssertFailed",
+    "BadArgument",
+    "Binary",
+    "CompileError",
+    "Deadlock",
+    "Kernel",
+    "KernelError",
+    "LaunchError",
+    "OutOfBounds",
+    "Race",
+    "RawModule",
+    "Resources",
+    "Trace",
+    "cache_folder",
+    "compile",
+    "record",
+    "tool",
+]

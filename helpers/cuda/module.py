@@ -1,0 +1,355 @@
+"""`RawModule` and its kernels: CuPy's interface for CUDA C, on torch tensors, on a GPU or on the CPU."""
+
+import ctypes
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .. import machine
+from . import cpu, faults, nvrtc
+from . import trace as tracing
+from .arguments import BadArgument, Declared, Value, bind, declared
+
+MOST_THREADS = 1024
+MOST_BLOCK = (1024, 1024, 64)
+MOST_GRID = (2**31 - 1, 65535, 65535)
+HOPPER_SHARED = 232_448
+"""Bytes of shared memory that a block may have on sm_90: the limit applied in CPU mode."""
+
+
+class LaunchError(ValueError):
+    """A launch that a GPU would refuse."""
+
+    def _render_traceback_(self):
+        return [str(self)]
+
+
+class RawModule:
+    """CUDA C source with one or more kernels, built when the first is asked for.
+
+    code: the source. options: NVRTC's, such as "-DTILE=16" or "-arch=sm_90a". name_expressions: C++ names to
+    instantiate, for templates ("scale<float>") and for kernels that are not `extern "C"`.
+    The same text runs on the GPU through CuPy and, in CPU mode, on the CPU.
+    """
+
+    def __init__(self, code: str, *, options: Sequence[str] = (), name_expressions: Sequence[str] = ()):
+        self.code = code
+        self.options = tuple(options)
+        self.name_expressions = tuple(name_expressions or ())
+
+    @cached_property
+    def binary(self) -> nvrtc.Binary:
+        """The source compiled for this machine's GPU (sm_90 in CPU mode): PTX, registers, shared memory, SASS."""
+        return nvrtc.compile(self.code, options=self.options, name_expressions=self.name_expressions)
+
+    def get_function(self, name: str) -> "Kernel":
+        """The kernel `name`: an `extern "C"` name, or one of the name expressions."""
+        if name not in self._names:
+            plain = name in self.binary.lowered
+            mend = (
+                f'write extern "C" before __global__, or pass name_expressions=("{name}",)'
+                if plain
+                else f"there are: {', '.join(self._names) or 'none'}; templates are named in name_expressions"
+            )
+            raise KeyError(f"{name!r} is not a kernel that can be called by this name: {mend}.")
+        return Kernel(self, name)
+
+    def get_global(self, name: str) -> torch.Tensor:
+        """The memory of a `__constant__` or `__device__` variable, as a uint8 tensor that shares it.
+
+        `module.get_global("coef").view(torch.float32).copy_(values)` sets it.
+        """
+        if machine.gpu():
+            return self._on_gpu.variable(name)
+        address, size = self._on_cpu.variable(name)
+        return torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)))
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(
+            n for n, entry in self.binary.lowered.items() if n in self.name_expressions or n == entry
+        )
+
+    @cached_property
+    def _on_cpu(self) -> cpu.Library:
+        return cpu.build(self.code, self._names, self.options)
+
+    @cached_property
+    def _on_gpu(self) -> "_GpuModule":
+        return _GpuModule(self.binary)
+
+
+class Kernel:
+    """One kernel. `kernel(grid, block, args, shared_mem=0)` launches it."""
+
+    def __init__(self, module: RawModule, name: str):
+        self.module, self.name = module, name
+        self.resources = module.binary.kernels[name]
+        self._parameters = module.binary.parameters[name]
+        self._declared: tuple[Declared, ...] = declared(module.code, name, len(self._parameters))
+        if not machine.gpu():
+            _ = module._on_cpu  # what the CPU runner cannot run is said here, not at the first launch
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name}({', '.join(f'{d.type} {d.name}'.strip() for d in self._declared)})>"
+
+    def __call__(
+        self, grid, block, args=(), shared_mem: int = 0, *, order: str = "forward", seed: int = 0
+    ) -> None:
+        """Launch on torch's current stream (GPU) or run to the end (CPU).
+
+        grid, block: 1 to 3 numbers of blocks, of threads a block. args: torch tensors, numbers, numpy scalars,
+        size-1 numpy arrays (structs, by value). shared_mem: bytes of dynamic shared memory.
+        order ("forward", "reverse", "shuffle") and seed change in which order the CPU runner takes threads and
+        blocks: a kernel whose result changes lacks a barrier or an atomic. On a GPU they mean nothing.
+        """
+        grid, block = _three(grid, "grid"), _three(block, "block")
+        self._check_launch(grid, block, shared_mem)
+        if order not in cpu.ORDERS:
+            raise ValueError(f"order={order!r}: it is one of {', '.join(cpu.ORDERS)}.")
+        values = bind(self.name, self._parameters, self._declared, args, machine.device())
+        if machine.gpu():
+            self.module._on_gpu.launch(self.name, grid, block, values, shared_mem)
+            return
+        recording = tracing.recording()
+        outcome = self._run(grid, block, values, shared_mem, cpu.TRACE if recording else cpu.RUN, order, seed)
+        if recording:
+            recording.append(self._trace(outcome, values))
+
+    def trace(self, grid, block, args=(), shared_mem: int = 0, blocks: int | None = 1) -> tracing.Trace:
+        """Every memory access of the first `blocks` blocks (None: all), by source line; run on copies of `args`.
+
+        It is always the CPU runner's, on a GPU machine too: accesses as the source writes them.
+        """
+        outcome, values = self._on_copies(grid, block, args, shared_mem, cpu.TRACE, blocks or 0)
+        return self._trace(outcome, values)
+
+    def check_races(
+        self, grid, block, args=(), shared_mem: int = 0, blocks: int | None = 4
+    ) -> tuple[tracing.Race, ...]:
+        """Pairs of accesses to one address, by different threads, that no barrier orders and of which one writes.
+
+        Looks at the first `blocks` blocks (None: all), on copies of `args`; empty when there are none.
+        """
+        outcome, values = self._on_copies(grid, block, args, shared_mem, cpu.RACES, blocks or 0)
+        found = self.module._on_cpu.lines([pc for r in outcome.races for pc in (r.pc, r.other_pc)])
+        return tracing.races(outcome.races, found, self.module.code, _array_names(values))
+
+    def check_bounds(self, grid, block, args=(), shared_mem: int = 0, blocks: int | None = None) -> None:
+        """Raise `OutOfBounds` at the first access outside the arrays in `args`; run on copies of them."""
+        self._on_copies(grid, block, args, shared_mem, cpu.RUN, blocks or 0)
+
+    def _on_copies(
+        self, grid, block, args, shared_mem: int, mode: int, blocks: int
+    ) -> tuple[cpu.Outcome, list[Value]]:
+        grid, block = _three(grid, "grid"), _three(block, "block")
+        self._check_launch(grid, block, shared_mem)
+        copies: dict[int, torch.UntypedStorage] = {}
+        values = bind(self.name, self._parameters, self._declared, [_copy(a, copies) for a in args], "cpu")
+        return self._run(grid, block, values, shared_mem, mode, "forward", 0, blocks), values
+
+    def _run(self, grid, block, values, shared_mem, mode, order, seed, blocks=0) -> cpu.Outcome:
+        arrays = [v.array for v in values if isinstance(v.array, torch.Tensor)]
+        spans = [
+            (a.untyped_storage().data_ptr(), a.untyped_storage().nbytes(), a.element_size()) for a in arrays
+        ]
+        ranges = [(low, low + size) for low, size, _ in spans]
+        library = self.module._on_cpu
+        outcome = library.run(
+            self.name,
+            grid,
+            block,
+            [v.bytes for v in values],
+            ranges,
+            shared_bytes=shared_mem,
+            strict=self._all_known(values),
+            mode=mode,
+            order=order,
+            seed=seed,
+            blocks=blocks,
+            workers=1 if "printf" in self.module.code or order != "forward" else 0,
+        )
+        if outcome.printed:
+            sys.stdout.write(outcome.printed)
+        elements = [(low, low + size, item) for low, size, item in spans]
+        faults.raise_for(outcome, library, self.name, self.module.code, _array_names(values), elements)
+        return outcome
+
+    def _all_known(self, values: list[Value]) -> bool:
+        """Whether every address the kernel can form comes from an array argument: then any other is an error."""
+        for value, parameter, spelled in zip(values, self._parameters, self._declared, strict=True):
+            if isinstance(value.array, torch.Tensor):
+                if spelled.type.count("*") > 1:
+                    return False
+            elif parameter.kind == "bytes" and parameter.size >= 8 and not _VECTOR.get(spelled.type):
+                return False  # a struct may hold pointers
+            elif spelled.pointer and any(value.bytes):
+                return False
+        return True
+
+    def _trace(self, outcome: cpu.Outcome, values: list[Value]) -> tracing.Trace:
+        lines = self.module._on_cpu.lines([a.pc for a in outcome.accesses])
+        return tracing.summary(self.name, outcome.accesses, lines, self.module.code, _array_names(values))
+
+    def _check_launch(self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_mem: int) -> None:
+        """Refuse what the driver refuses, with a sentence."""
+        threads = block[0] * block[1] * block[2]
+        for axis, g, most_g, b, most_b in zip("xyz", grid, MOST_GRID, block, MOST_BLOCK, strict=True):
+            if not 1 <= g <= most_g:
+                raise LaunchError(f"{self.name}: grid.{axis} is {g:,}; it may be 1 to {most_g:,}.")
+            if not 1 <= b <= most_b:
+                raise LaunchError(f"{self.name}: block.{axis} is {b:,}; it may be 1 to {most_b:,}.")
+        most = self.resources.max_threads or MOST_THREADS
+        if threads > most:
+            why = " (its __launch_bounds__)" if self.resources.max_threads else ""
+            raise LaunchError(
+                f"{self.name}: a block of {block} has {threads:,} threads; it may have {most:,}{why}."
+            )
+        registers = (self.resources.registers + 7) // 8 * 8 * ((threads + 31) // 32 * 32)
+        if registers > 65536:
+            raise LaunchError(
+                f"{self.name}: {threads:,} threads of {self.resources.registers} registers need {registers:,}, and an "
+                f"SM has 65,536: use fewer threads, or __launch_bounds__({threads}), which limits the registers."
+            )
+        limit = machine.here().shared_bytes_per_block or HOPPER_SHARED
+        if shared_mem < 0 or self.resources.shared_bytes + shared_mem > limit:
+            raise LaunchError(
+                f"{self.name}: {shared_mem:,} bytes of dynamic and {self.resources.shared_bytes:,} of static shared "
+                f"memory; a block may have {limit:,} in all."
+            )
+
+
+_VECTOR = dict.fromkeys(
+    [f"{t}{n}" for t in ("float", "int", "uint", "double", "half", "__half") for n in (2, 3, 4)], True
+)
+
+
+def _array_names(values: list[Value]) -> list[str]:
+    return [v.name for v in values if isinstance(v.array, torch.Tensor)]
+
+
+def _three(value, what: str) -> tuple[int, int, int]:
+    numbers = tuple(value) if isinstance(value, tuple | list) else (value,)
+    if not 1 <= len(numbers) <= 3 or not all(isinstance(n, int | np.integer) for n in numbers):
+        raise LaunchError(f"{what} is {value!r}: it is 1 to 3 integers, such as (n,) or (n, m).")
+    return (*(int(n) for n in numbers), *(1,) * (3 - len(numbers)))
+
+
+def _copy(arg, copies: dict[int, torch.UntypedStorage]):
+    """A copy of a tensor on the CPU that keeps its strides and offset; tensors that share memory share a copy."""
+    if hasattr(arg, "__cuda_array_interface__") and not isinstance(arg, torch.Tensor):
+        arg = torch.as_tensor(arg, device="cuda")
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    storage = arg.untyped_storage()
+    if storage.data_ptr() not in copies:
+        copies[storage.data_ptr()] = storage.cpu() if arg.is_cuda else storage.clone()
+    out = torch.empty(0, dtype=arg.dtype)
+    return out.set_(copies[storage.data_ptr()], arg.storage_offset(), arg.size(), arg.stride())
+
+
+class _GpuModule:
+    """A compiled binary loaded through CuPy."""
+
+    def __init__(self, binary: nvrtc.Binary):
+        import cupy
+
+        self._binary = binary
+        self._folder = tempfile.TemporaryDirectory()
+        path = Path(self._folder.name, "kernel.cubin")
+        path.write_bytes(binary.cubin)
+        self._module = cupy.RawModule(path=str(path))
+        self._functions: dict = {}
+        self._shared: dict[str, int] = {}
+
+    def launch(self, name: str, grid, block, values: list[Value], shared_mem: int) -> None:
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._module.get_function(self._binary.lowered[name])
+        if shared_mem + self._binary.kernels[name].shared_bytes > 48 << 10 and shared_mem > self._shared.get(
+            name, 0
+        ):
+            function.max_dynamic_shared_size_bytes = shared_mem
+            self._shared[name] = shared_mem
+        raw = [np.frombuffer(v.bytes, _raw_type(len(v.bytes))) for v in values]
+        capturing = torch.cuda.is_current_stream_capturing()
+        with _torch_stream(), _printing(self._binary, capturing):
+            function(grid, block, tuple(raw), shared_mem=shared_mem)
+
+    def variable(self, name: str) -> torch.Tensor:
+        import cupy
+
+        pointer = self._module.get_global(name)
+        found = cupy.ndarray((_size_in_ptx(self._binary.ptx, name),), cupy.uint8, pointer)
+        return torch.as_tensor(found, device="cuda")
+
+
+def _raw_type(size: int) -> np.dtype:
+    """A numpy type of `size` bytes: CuPy passes numpy arrays of size 1 by value, whatever their layout."""
+    return np.dtype({1: "u1", 2: "u2", 4: "u4", 8: "u8"}.get(size) or [("bytes", "u1", (size,))])
+
+
+def _size_in_ptx(ptx: str, name: str) -> int:
+    import re
+
+    m = re.search(
+        rf"\.(?:const|global)\s+(?:\.align\s+\d+\s+)?\.[usbf](\d+)\s+{re.escape(name)}(?:\[(\d+)\])?", ptx
+    )
+    if not m:
+        raise KeyError(f"The source has no __constant__ or __device__ variable {name!r}.")
+    return int(m[1]) // 8 * int(m[2] or 1)
+
+
+@contextmanager
+def _torch_stream():
+    """CuPy's current stream is torch's: launches are ordered with torch's work, and captured in its graphs."""
+    import cupy
+
+    stream = torch.cuda.current_stream()
+    with cupy.cuda.Stream.from_external(_Protocol(stream.cuda_stream)):
+        yield
+
+
+class _Protocol:
+    """A stream by its address, for CuPy; older torch streams do not speak the protocol themselves."""
+
+    def __init__(self, address: int):
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+@contextmanager
+def _printing(binary: nvrtc.Binary, capturing: bool):
+    """What a kernel prints appears in the cell that launched it: the C library's output is taken and passed on."""
+    if "vprintf" not in binary.ptx or capturing:
+        yield
+        return
+    import os
+
+    libc = ctypes.CDLL(None)
+    torch.cuda.synchronize()
+    libc.fflush(None)
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            yield
+            torch.cuda.synchronize()
+            libc.fflush(None)
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+        file.seek(0)
+        sys.stdout.write(file.read().decode(errors="replace"))
+
+
+__all__ = ["BadArgument", "Kernel", "LaunchError", "RawModule"]

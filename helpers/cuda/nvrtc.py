@@ -1,0 +1,333 @@
+"""Compile CUDA C with NVRTC, NVIDIA's run-time compiler, on any Linux machine: it needs no GPU and no driver."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from .. import machine
+
+FILE = "kernel.cu"
+"""The name under which the reader's text is compiled: compilers and debuggers name its lines with it."""
+
+
+class CompileError(Exception):
+    """CUDA C that does not compile: `errors` holds (line, message) pairs, line 0 where the compiler names none.
+
+    The message shows each error with the reader's own line beneath it; IPython prints it without a traceback.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        errors: Sequence[tuple[int, str]],
+        log: str,
+        head: str = "This CUDA C does not compile.",
+    ):
+        self.code, self.errors, self.log = code, tuple(errors), log
+        lines = code.splitlines()
+        shown = [head]
+        for number, message in self.errors:
+            shown.append(f"line {number}: {message}" if number else message)
+            if 0 < number <= len(lines):
+                shown.append(f"    {lines[number - 1].strip()}")
+        super().__init__("\n".join(shown))
+
+    def _render_traceback_(self):
+        return [str(self)]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas gave one kernel. Bytes are per thread, but `shared_bytes` (static) is per block.
+
+    `max_threads`: the most threads a block may have, from `__launch_bounds__`; 0 where the source sets none.
+    """
+
+    registers: int
+    shared_bytes: int
+    spill_stores_bytes: int
+    spill_loads_bytes: int
+    stack_bytes: int
+    max_threads: int = 0
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes of registers written to and read back from memory because they did not fit."""
+        return self.spill_stores_bytes + self.spill_loads_bytes
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One kernel parameter as PTX declares it: `kind` is "f32", "u64", ... or "bytes" for a class or vector type."""
+
+    kind: str
+    size: int
+    align: int
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What a compilation gave. `kernels`, `parameters` and `lowered` are keyed by kernel name or name expression."""
+
+    code: str
+    arch: str
+    ptx: str
+    cubin: bytes
+    kernels: dict[str, Resources]
+    parameters: dict[str, tuple[Parameter, ...]]
+    lowered: dict[str, str]
+    log: str = field(repr=False)
+
+    def sass(self, name: str | None = None) -> str:
+        """The machine code, of one kernel or of all, read with the `cuobjdump` in triton's wheel."""
+        if name is not None and name not in self.lowered:
+            raise KeyError(f"No kernel {name!r} was compiled; there are: {', '.join(self.lowered)}.")
+        with tempfile.TemporaryDirectory() as folder:
+            cubin = Path(folder, "kernel.cubin")
+            cubin.write_bytes(self.cubin)
+            chosen = ["-fun", self.lowered[name]] if name else []
+            run = subprocess.run(
+                [tool("cuobjdump"), "-sass", *chosen, cubin],
+                capture_output=True,
+                text=True,
+                env=os.environ | {"PATH": f"{Path(tool('nvdisasm')).parent}:{os.environ.get('PATH', '')}"},
+            )
+        if run.returncode:
+            raise RuntimeError(
+                f"cuobjdump could not read the compiled kernel: {(run.stderr or run.stdout).strip()}"
+            )
+        return run.stdout
+
+
+def compile(  # noqa: A001  (the course's name for it: cuda.compile)
+    code: str, arch: str | None = None, options: Sequence[str] = (), name_expressions: Sequence[str] = ()
+) -> Binary:
+    """Compile CUDA C source text for one architecture; nothing is run.
+
+    arch: "sm_90", "sm_90a", ... (default: this machine's, sm_90 without a GPU); an `-arch=` among `options` wins.
+    name_expressions: C++ names to instantiate, such as "scale<float, 128>".
+    Raises `CompileError` with the reader's line numbers, ValueError for an architecture NVRTC does not know.
+    """
+    given = [o for o in options if not _ARCH_OPTION.match(o)]
+    for option in options:
+        if found := _ARCH_OPTION.match(option):
+            arch = found[1]
+    return _compile(code, arch or machine.here().arch, tuple(given), tuple(name_expressions))
+
+
+_ARCH_OPTION = re.compile(r"^(?:-arch|--gpu-architecture)=(\w+)$")
+
+
+@lru_cache(maxsize=256)
+def _compile(code: str, arch: str, options: tuple[str, ...], expressions: tuple[str, ...]) -> Binary:
+    nvrtc = _nvrtc()
+    _check_arch(nvrtc, arch)
+    flags = [f"-arch={arch}", "--ptxas-options=-v", "-lineinfo"]
+    flags += [] if any(o.startswith(("-std", "--std")) for o in options) else ["-std=c++17"]
+    flags += [*options, *(f"-I{folder}" for folder in include_folders())]
+    texts, headers = [t.encode() for t in _HEADERS.values()], [h.encode() for h in _HEADERS]
+    program = _value(nvrtc.nvrtcCreateProgram(code.encode(), FILE.encode(), len(headers), texts, headers))
+    try:
+        for expression in expressions:
+            _value(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
+        status = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])[0]
+        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(code, _errors(log) or [(0, f"{status.name}: {log.strip()}")], log)
+        ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
+        cubin = _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        names = {e: _value(nvrtc.nvrtcGetLoweredName(program, e.encode())).decode() for e in expressions}
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    entries = _entries(ptx)
+    by_lowered = {lowered: name for name, lowered in names.items()}
+    lowered = {by_lowered.get(entry, _plain(entry)): entry for entry in entries}
+    resources = _resources(log)
+    return Binary(
+        code,
+        arch,
+        ptx,
+        cubin,
+        {n: Resources(*resources[e], max_threads=entries[e][1]) for n, e in lowered.items()},
+        {n: entries[e][0] for n, e in lowered.items()},
+        lowered,
+        log,
+    )
+
+
+_STDINT = "#pragma once\n" + "".join(
+    f"typedef {'unsigned' if u else 'signed'} {t} {u}int{bits}_t;\n"
+    for u in ("", "u")
+    for bits, t in ((8, "char"), (16, "short"), (32, "int"), (64, "long long"))
+)
+_STDINT += "typedef signed long long intptr_t;\ntypedef unsigned long long uintptr_t;\n"
+_STD = (
+    "namespace std {" + " ".join(f"using ::{u}int{b}_t;" for u in ("", "u") for b in (8, 16, 32, 64)) + "}\n"
+)
+_HEADERS = {"stdint.h": _STDINT, "cstdint": _STDINT + _STD} | {
+    name: "#pragma once\n"
+    for name in ("assert.h", "cassert", "stdio.h", "cstdio", "math.h", "cmath", "stddef.h")
+}
+# NVRTC brings no C library. What kernels include from one is either built in (assert, printf, math) or a few typedefs.
+
+
+def _errors(log: str) -> list[tuple[int, str]]:
+    """(line, message) of each error: the front end's, which name lines, or ptxas's, which name functions."""
+    found = [
+        (int(m[1]), re.sub(r"\s*\n\s*", " ", m[2]))
+        for m in re.finditer(rf"^{re.escape(FILE)}\((\d+)\): (?:catastrophic )?error: (.+)$", log, re.M)
+    ]
+    for m in re.finditer(r"^\s*ptxas (?:error|fatal)\s*:\s*(.+)$", log, re.M):
+        much = re.search(r"function '(\S+)' uses too much shared data \((\w+) bytes, (\w+) max\)", m[1])
+        found.append(
+            (0, m[1].strip())
+            if not much
+            else (0, _TOO_MUCH.format(_plain(much[1]), int(much[2], 16), int(much[3], 16)))
+        )
+    return found
+
+
+_TOO_MUCH = (
+    "{} declares {:,} bytes of __shared__ arrays; arrays of fixed size may have {:,} bytes in all. "
+    "Use `extern __shared__` and the launch's shared_mem for more."
+)
+
+
+def _entries(ptx: str) -> dict[str, tuple[tuple[Parameter, ...], int]]:
+    """Entry functions of a PTX text: lowered name -> (parameters, maximal threads of a block or 0)."""
+    out = {}
+    for m in re.finditer(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?([^{;]*)\{", ptx):
+        parameters = tuple(
+            Parameter(f"{p['kind']}", _SIZES[p["kind"]], _SIZES[p["kind"]])
+            if not p["count"]
+            else Parameter("bytes", int(p["count"]), int(p["align"] or 1))
+            for p in _PARAMETER.finditer(m[2] or "")
+        )
+        limit = re.search(r"\.(?:max|req)ntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", m[3])
+        threads = 0
+        if limit:
+            threads = int(limit[1]) * int(limit[2] or 1) * int(limit[3] or 1)
+        out[m[1]] = (parameters, threads)
+    return out
+
+
+_PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<kind>[usbf]\d+|pred)(?:\s+\.ptr(?:\s+\.\w+)*(?:\s+\.align\s+\d+)?)?"
+    r"\s+[\w$]+(?:\[(?P<count>\d+)\])?"
+)
+_SIZES = {f"{k}{bits}": bits // 8 for k in "usbf" for bits in (8, 16, 32, 64)}
+
+
+def _resources(log: str) -> dict[str, tuple[int, int, int, int, int]]:
+    """Per lowered name (registers, static shared, spill stores, spill loads, stack) from ptxas's report."""
+    out = {}
+    for part in re.split(r"ptxas info\s*: Compiling entry function ", log)[1:]:
+        name = re.match(r"'([^']+)'", part)[1]
+        own = part.split(f"Function properties for {name}", 1)[-1]
+
+        def number(pattern: str, text: str = own) -> int:
+            found = re.search(pattern, text)
+            return int(found[1]) if found else 0
+
+        out[name] = (
+            number(r"Used (\d+) registers"),
+            number(r"(\d+) bytes smem"),
+            number(r"(\d+) bytes spill stores"),
+            number(r"(\d+) bytes spill loads"),
+            number(r"(\d+) bytes stack frame"),
+        )
+    return out
+
+
+def _plain(lowered: str) -> str:
+    """The readable name of a C++ function that is no template: `_Z3addPfi` -> "add"; others unchanged."""
+    found = re.match(r"_Z(\d+)", lowered)
+    return lowered[found.end() : found.end() + int(found[1])] if found else lowered
+
+
+def _check_arch(nvrtc, arch: str) -> None:
+    known = _value(nvrtc.nvrtcGetSupportedArchs(), last=True)
+    found = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", arch)
+    if not found or int(found[1]) not in known:
+        version = ".".join(str(v) for v in nvrtc.nvrtcVersion()[1:])
+        raise ValueError(
+            f"NVRTC {version} does not compile for {arch!r}; it knows {', '.join(f'sm_{n}' for n in known)}."
+        )
+
+
+def _nvrtc():
+    """The bindings, with the library behind them loaded."""
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError, OSError) as why:
+        raise machine.NotReady(
+            f"NVRTC, the CUDA compiler, cannot be loaded: {why}.",
+            'pip install -c constraints.txt -e ".[all]"',
+        ) from why
+    return nvrtc
+
+
+@lru_cache(maxsize=1)
+def include_folders() -> tuple[str, ...]:
+    """Folders with NVIDIA's headers: those in the wheels, then those of a CUDA toolkit if something is missing."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+    wheels = [r / f for r in roots for f in ("cu13/include", "cuda_runtime/include", "cuda_cccl/include")]
+    toolkits = [Path(p) / "include" for p in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if p]
+    out: list[str] = []
+    for folder in [*wheels, *toolkits]:
+        if folder.is_dir() and not all(
+            _has(out, header) for header in ("cuda_fp16.h", "mma.h", "cuda/barrier")
+        ):
+            out += [str(f) for f in (folder, folder / "cccl") if f.is_dir()]
+    if not _has(out, "cuda_fp16.h"):
+        raise machine.NotReady(
+            "NVIDIA's headers (cuda_fp16.h and others) were not found, neither in wheels nor in a CUDA toolkit.",
+            "pip install -c constraints.txt nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl",
+        )
+    return tuple(out)
+
+
+def _has(folders: list[str], header: str) -> bool:
+    return any(Path(f, header).exists() for f in folders)
+
+
+@lru_cache(maxsize=8)
+def tool(name: str) -> str:
+    """Path of a CUDA command-line tool: `cuobjdump`, `nvdisasm` or `ptxas`, from triton's wheel or a toolkit."""
+    import shutil
+
+    spec = importlib.util.find_spec("triton")
+    for root in spec.submodule_search_locations if spec else ():
+        if (found := Path(root, "backends", "nvidia", "bin", name)).exists():
+            return str(found)
+    if found := shutil.which(name):
+        return found
+    raise machine.NotReady(
+        f"{name} was found neither in triton's wheel nor on the PATH.", "pip install triton"
+    )
+
+
+def _value(result: tuple, last: bool = False):
+    """The value of a binding's (status, value, ...) answer; an unexpected status is an error."""
+    if result[0].value != 0:
+        raise RuntimeError(f"NVRTC answered {result[0].name}.")
+    return result[-1] if len(result) > 1 or last else None
+
+
+def _bytes(size, get, program) -> bytes:
+    buffer = b" " * _value(size(program))
+    _value(get(program, buffer))
+    return buffer
+
+
+def _text(size, get, program) -> str:
+    return _bytes(size, get, program).rstrip(b"\0").decode(errors="replace")
