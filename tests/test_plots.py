@@ -106,6 +106,12 @@ def test_bars_name_the_best_only_where_quartiles_are_apart():
     assert plots.bars(rates).text.endswith("Best: y.")
 
 
+def test_a_bar_beyond_the_floor_is_not_called_the_best():
+    assert plots.bars({"warm": us(3), "cold": us(8)}, floor=5.0).text.endswith("Beyond the dashed line: warm.")
+    rates = {"x": Measurement(6, "TB/s", 5.9, 6.1, 9), "y": Measurement(3, "TB/s", 2.9, 3.1, 9)}
+    assert plots.bars(rates, floor=4.8).text.endswith("Beyond the dashed line: x.")
+
+
 def test_bars_show_a_missing_record_as_missing_and_the_source_of_the_others():
     missing = Measurement(math.nan, "", math.nan, math.nan, 0, "not recorded yet")
     figures = Figures({"a.long.identifier": us(10), "b": missing}, False, "NVIDIA H200, 2026-11-29, torch 2.13")

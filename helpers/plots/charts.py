@@ -128,7 +128,8 @@ def bars(
         axes.barh(y, measurement.value, 0.65, color=PALETTE[y % len(PALETTE)])
         axes.errorbar(measurement.value, y, xerr=[[measurement.value - low], [highs[y] - measurement.value]],
                       color=BLACK, capsize=4, linewidth=1.4)  # fmt: skip
-        axes.annotate(number(measurement.value), (highs[y], y), (6, 0), textcoords="offset points", va="center")
+        axes.annotate(number(measurement.value), (highs[y], y), (6, 0), textcoords="offset points", va="center",
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
         said.append(f"{name} {number(measurement.value)} (quartiles {number(low)} to {number(highs[y])})")
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel=f"{unit} ({better} is better)", xlim=(min([0, *filter(known, values)]), widest * 1.18))
@@ -140,12 +141,16 @@ def bars(
     if where:
         said.append(where)
     heading = f"{title}: bars" if title else "Bars"
-    text = f"{heading} in {unit}, {better} is better: {'; '.join(said)}.{_best(names, items, better)}"
+    text = f"{heading} in {unit}, {better} is better: {'; '.join(said)}.{_verdict(names, items, better, limit)}"
     return show.Picture(figure, text)
 
 
-def _best(names, items, better) -> str:
+def _verdict(names, items, better, limit) -> str:
+    """What the bars say together. A figure beyond the floor is no winner: it measured something else."""
     there = [(name, m) for name, (_, m) in zip(names, items, strict=True) if known(m.value)]
+    beyond = [name for name, m in there if known(limit) and (m.high < limit if better == "lower" else m.low > limit)]
+    if beyond:
+        return f" Beyond the dashed line: {', '.join(beyond)}."
     if len(there) < 2:
         return ""
     there.sort(key=lambda pair: pair[1].value, reverse=better == "higher")
@@ -193,7 +198,9 @@ def lines(
             axes.set_xticks(sorted(xs), [size(x) for x in sorted(xs)])
             axes.minorticks_off()
     if ylog:
-        axes.set_yscale("log")
+        axes.set_yscale("log", subs=(2, 5))
+        axes.yaxis.set_major_formatter(lambda value, _: number(value))
+        axes.yaxis.set_minor_formatter(lambda value, _: number(value))
     else:
         every = [value for _, y in ends for value in y] + [value_of(at) for at in (marks or {}).values()]
         every = [value for value in every if known(value)] or [1.0]

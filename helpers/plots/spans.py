@@ -23,13 +23,15 @@ def timeline(
     """Rows of blocks over time. marks: label -> time of a vertical dashed line (where a stopwatch was read)."""
     spans = list(spans)
     rows = list(dict.fromkeys(span.row for span in spans))
-    labels = list(dict.fromkeys(span.label for span in spans))
+    labels = [label for label in dict.fromkeys(span.label for span in spans) if label != "wait"]
     first, last = min(span.start for span in spans), max(span.end for span in spans)
     figure, axes = blank(title, height=1.6 + 0.55 * len(rows))
     for span in spans:
-        index = labels.index(span.label)
-        axes.barh(rows.index(span.row), max(span.end - span.start, (last - first) / 200), left=span.start, height=0.6,
-                  color=PALETTE[index % len(PALETTE)], label=span.label)  # fmt: skip
+        color = "0.75" if span.label == "wait" else PALETTE[labels.index(span.label) % len(PALETTE)]
+        # blocks that touch are told apart by a white edge, which would swallow a sliver
+        width, sliver = span.end - span.start, (last - first) / 200
+        axes.barh(rows.index(span.row), max(width, sliver), left=span.start, height=0.6, label=span.label, color=color,
+                  edgecolor="white" if width > 3 * sliver else color, linewidth=1.5)  # fmt: skip
     for label, at in (marks or {}).items():
         axes.axvline(at, color=BLACK, linestyle="--", linewidth=1.3)
         axes.annotate(
