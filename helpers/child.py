@@ -2,9 +2,9 @@
 
 On Linux a zygote (`helpers/zygote.py`) holds torch, triton, numpy and cupy imported; a text runs in a fork of it, so
 it starts in milliseconds, and it and all its descendants are killed at its end, daemons too. The zygote starts at
-the first call (2 to 3 s) and ends with this process. Elsewhere (macOS) each call starts a plain subprocess, with the
-same time and output limits: there a descendant that leaves its session is not found, and the packages are
-imported anew each time.
+the first call (2 to 3 s) and ends with this process. Elsewhere (macOS, some sandboxes) each call starts a plain
+subprocess under the same limits: the packages are imported anew each time, and a descendant that leaves its session
+is not found.
 
 The value comes back as JSON that the child wrote: it is data to judge, not a verdict to trust.
 """
@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -130,8 +131,16 @@ def _environment(changes: dict | None, kind: str) -> dict:
     return env
 
 
+@lru_cache(maxsize=1)
 def _can_fork() -> bool:
-    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+    """Whether this system has what the zygote needs: Linux with pidfds and lists of children (some sandboxes lack)."""
+    if sys.platform != "linux" or not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 def _carry_out(kind, job, seconds, memory_bytes, output_bytes) -> Result:
@@ -168,7 +177,9 @@ class _Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=_environment({"PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(ROOT)])}, kind),
+                env=_environment(
+                    {"PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(ROOT)])}, kind
+                ),
             )
 
     def alive(self) -> bool:
@@ -186,7 +197,9 @@ class _Zygote:
         if not self.is_ready:
             said = self.socket.recv(4096)
             if said != b"ready":
-                raise RuntimeError(f"The process that runs code apart could not start: {said.decode() or 'it died'}.")
+                raise RuntimeError(
+                    f"The process that runs code apart could not start: {said.decode() or 'it died'}."
+                )
             self.is_ready = True
         pipes = [os.pipe() for _ in range(3)]
         with TemporaryFile() as f, contextlib.ExitStack() as reading:
@@ -209,7 +222,9 @@ class _Zygote:
         if not answer:
             self.process.kill()
             self.process.wait()
-            return Result(None, *watch.texts(), None, signal.SIGKILL, False, taken, "it killed the process that ran it")
+            return Result(
+                None, *watch.texts(), None, signal.SIGKILL, False, taken, "it killed the process that ran it"
+            )
         answer = json.loads(answer)
         code = os.waitstatus_to_exitcode(answer["status"] or 0)
         note = f"\n[{answer['left']} processes of it could not be killed]" if answer["left"] else ""
@@ -261,7 +276,9 @@ class _Watch:
 
     def texts(self) -> tuple[str, str]:
         texts = [bytes(k).decode(errors="replace") for k in self.kept[:2]]
-        cut = [f"\n[cut after {len(t)} characters]" if c else "" for t, c in zip(texts, self.cut, strict=False)]
+        cut = [
+            f"\n[cut after {len(t)} characters]" if c else "" for t, c in zip(texts, self.cut, strict=False)
+        ]
         return texts[0] + cut[0], texts[1] + cut[1]
 
     def result(self, code: int, timed_out: bool, seconds: float, note: str = "") -> Result:
