@@ -12,7 +12,7 @@ from helpers import plots, show, timing
 
 # FLOP/byte, as powers of two, that the slider runs over: an addition of fp32 vectors is at 2**-3.6, a large product
 # of fp16 matrices at 2**11
-LOW, HIGH, STEP = -6.0, 13.0, 0.25
+LOW, HIGH, STEP = -6.0, 13.0, 0.5
 UNITS = {"fp16 with fp32 accumulation (tensor cores)": "fp16", "fp32 (ordinary arithmetic)": "fp32"}
 SIZES = {f"{size} of DRAM traffic": count for size, count in (("1 MB", 1e6), ("100 MB", 1e8), ("1 GB", 1e9))}
 
@@ -110,7 +110,8 @@ class Roofline:
         image = base64.b64encode(buffer.getvalue()).decode()
         # an img of our own, since an alt text of Output's images is not rendered
         self.picture.value = f'<img style="max-width:100%" alt="{reading.text}" src="data:image/png;base64,{image}">'
-        self.readout.value = f'<p role="status"><b>{reading.bound}-bound.</b> {reading.text}</p>'
+        bound = f"{reading.bound}-bound"
+        self.readout.value = f'<p role="status">{reading.text.replace(bound, f"<b>{bound}</b>", 1)}</p>'
 
     def static(self) -> show.Picture:
         """A few well-known operations on the same roofs, for a notebook that is read without a kernel."""
@@ -121,4 +122,4 @@ class Roofline:
             plots.Point(f"one-row product {n}×{n}, fp16", 2 * n * n, 2 * (n * n + 2 * n), unit="fp16"),
             plots.Point(f"product {n}³, fp16", 2 * n**3, 2 * 3 * n * n, unit="fp16"),
         ]
-        return plots.roofline(examples, self.ceilings, self.peaks, title="Predictions on this machine's roofs")
+        return plots.roofline(examples, self.ceilings, self.peaks, title="Predictions on the measured roofs")
