@@ -20,7 +20,7 @@ help:
 	@echo "make doctor     what this machine can run, and what mends each gap"
 	@echo "make measure    on a GPU: run the lessons, save their outputs and figures"
 	@echo "make labs       write labs/ from solutions/"
-	@echo "make install    make or update .venv only"
+	@echo "make install    create or update .venv only"
 	@echo "make clean      remove .venv and caches (your work in work/ stays)"
 	@echo "Options: EXTRAS=core|all  TORCH=cpu|cu126|cu130|system  PYTHON=python3.12  LAB_ARGS=--no-browser"
 

@@ -223,20 +223,23 @@ def gpu() -> Row:
         mend = "unset HELPERS_MODE, or set it to cpu or gpu"
         return Row("GPU", "missing", f"HELPERS_MODE={wanted} is no mode.", mend, needed=True)
     usable, row = card(nvidia(), the_torch())
-    if wanted == "gpu" and not usable:
-        return replace(row, state="missing", sentence=f"HELPERS_MODE=gpu, but this: {row.sentence}", needed=True)
-    if wanted == "cpu" and usable:
-        sentence = f"HELPERS_MODE=cpu asks for CPU mode, although this is here: {row.sentence}"
-        return Row("GPU", "limited", sentence, "unset HELPERS_MODE")
-    return replace(row, warn=False) if wanted == "cpu" else row
+    if usable and wanted == "cpu":
+        return Row(
+            "GPU", "limited", f"HELPERS_MODE=cpu asks for CPU mode; without it: {row.sentence}", "unset HELPERS_MODE"
+        )
+    if usable or wanted == "cpu":
+        return replace(row, warn=row.warn and usable)
+    if wanted == "gpu":
+        mend = f"unset HELPERS_MODE (then this is CPU mode), or {row.mend}"
+        return Row("GPU", "missing", f"HELPERS_MODE=gpu asks for a GPU. {row.sentence}", mend, needed=True)
+    return replace(row, sentence=f"{row.sentence} So this is CPU mode.")
 
 
 def card(driver: Driver | None, torch: Torch) -> tuple[bool, Row]:
     """Can the course use a GPU through this driver and this torch? And the row that says so, or why not."""
 
     def no(sentence: str, mend: str, warn: bool = True) -> tuple[bool, Row]:
-        state = "limited" if warn else "missing"
-        return False, Row("GPU", state, f"{sentence} So this is CPU mode.", mend, warn=warn)
+        return False, Row("GPU", "limited" if warn else "missing", sentence, mend, warn=warn)
 
     if torch.hip:
         return no("This torch is a ROCm build, and the course's kernels are for NVIDIA cards.", "make lab TORCH=cpu")
@@ -265,7 +268,7 @@ def _card(name: str, capability: tuple[int, int], total: int, free: int, driver:
     """The row of a card that torch can use; the course may still not."""
     if capability < machine.OLDEST:
         sentence, mend = _too_old(name, capability)
-        return False, Row("GPU", "limited", f"{sentence} So this is CPU mode.", mend, warn=True)
+        return False, Row("GPU", "limited", sentence, mend, warn=True)
     has = f"{name}, compute capability {_dotted(capability)}, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
     if total < LITTLE:
         sentence = f"{has}: some cells need up to {LITTLE // GIB} GiB and may run out of memory."
