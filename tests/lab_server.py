@@ -27,12 +27,28 @@ class Lab:
     root: Path
     address: str
     token: str
+    log_file: Path
 
     def get(self, path: str):
         request = urllib.request.Request(self.address + path, headers={"Authorization": f"token {self.token}"})
         with urllib.request.urlopen(request, timeout=10) as reply:
             text = reply.read().decode()
             return json.loads(text) if "json" in reply.headers["Content-Type"] else text
+
+    def landing(self) -> str:
+        """Where the bare address leads."""
+        with urllib.request.urlopen(self.page("/"), timeout=10) as reply:
+            return reply.url.partition("?")[0]
+
+    def status(self, path: str) -> int:
+        """The HTTP status that someone without a token gets."""
+        try:
+            return urllib.request.urlopen(self.address + path, timeout=10).status
+        except urllib.error.HTTPError as refused:
+            return refused.code
+
+    def log(self) -> str:
+        return self.log_file.read_text()
 
     def page(self, path: str) -> str:
         """An address for a browser."""
@@ -78,8 +94,8 @@ def serving(root: Path, home: Path, settings: dict | None = None) -> Iterator[La
     with (home / "server.log").open("w") as log:
         server = subprocess.Popen(command, cwd=root, env=env, stdout=log, stderr=log, start_new_session=True)
         try:
-            lab = Lab(root, f"http://127.0.0.1:{port}", token)
-            _wait(lab, server, home / "server.log")
+            lab = Lab(root, f"http://127.0.0.1:{port}", token, home / "server.log")
+            _wait(lab, server)
             yield lab
         finally:
             server.terminate()
@@ -90,14 +106,14 @@ def serving(root: Path, home: Path, settings: dict | None = None) -> Iterator[La
                 server.wait()
 
 
-def _wait(lab: Lab, server: subprocess.Popen, log: Path, seconds: float = 60) -> None:
+def _wait(lab: Lab, server: subprocess.Popen, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if server.poll() is not None:
-            raise RuntimeError(f"JupyterLab exited with status {server.returncode}:\n{log.read_text()}")
+            raise RuntimeError(f"JupyterLab exited with status {server.returncode}:\n{lab.log()}")
         try:
             lab.get("/api/status")
             return
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.2)
-    raise RuntimeError(f"JupyterLab did not answer within {seconds:g} s:\n{log.read_text()}")
+    raise RuntimeError(f"JupyterLab did not answer within {seconds:g} s:\n{lab.log()}")
