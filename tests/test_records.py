@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from helpers import notebooks, records
+from helpers import machine, notebooks, records
 
 DECLARED = {path: records.declared(path) for path in notebooks.lessons()}
 
@@ -24,3 +24,17 @@ def test_every_declared_figure_is_recorded_and_no_other():
     recorded = {*record["figures"], *record["texts"]}
     assert not declared - recorded, "python -m helpers measure --only ID …, on the GPU of that record"
     assert not recorded - declared, "no notebook declares these any more: remove them from the record"
+
+
+def test_a_gpu_without_counters_shows_recorded_figures_but_never_records_them(monkeypatch, capsys):
+    def refused():
+        raise machine.NotReady("This account may not read the GPU's hardware counters.")
+
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    monkeypatch.delenv("HELPERS_RECORDS", raising=False)
+    shown = records.figures(refused, "no.such.figure")
+    assert not shown.live and shown["no.such.figure"].note == "not recorded yet"
+    assert "may not read" in capsys.readouterr().out
+    monkeypatch.setenv("HELPERS_RECORD", "a-file.json")
+    with pytest.raises(machine.NotReady):
+        records.figures(refused, "no.such.figure")
