@@ -161,20 +161,46 @@ def _compile(code: str, arch: str, options: tuple[str, ...], expressions: tuple[
     )
 
 
-_STDINT = "#pragma once\n" + "".join(
-    f"typedef {'unsigned' if u else 'signed'} {t} {u}int{bits}_t;\n"
-    for u in ("", "u")
-    for bits, t in ((8, "char"), (16, "short"), (32, "int"), (64, "long long"))
+_INTEGERS = {8: "char", 16: "short", 32: "int", 64: "long long"}
+_STDINT = (
+    "".join(
+        f"typedef {sign} {kind} {u}int{bits}_t;\n"
+        for u, sign in (("", "signed"), ("u", "unsigned"))
+        for bits, kind in _INTEGERS.items()
+    )
+    + "typedef signed long long intptr_t;\ntypedef unsigned long long uintptr_t;\n"
 )
-_STDINT += "typedef signed long long intptr_t;\ntypedef unsigned long long uintptr_t;\n"
-_STD = (
-    "namespace std {" + " ".join(f"using ::{u}int{b}_t;" for u in ("", "u") for b in (8, 16, 32, 64)) + "}\n"
-)
-_HEADERS = {"stdint.h": _STDINT, "cstdint": _STDINT + _STD} | {
-    name: "#pragma once\n"
-    for name in ("assert.h", "cassert", "stdio.h", "cstdio", "math.h", "cmath", "stddef.h")
-}
-# NVRTC brings no C library. What kernels include from one is either built in (assert, printf, math) or a few typedefs.
+_IN_STD = "namespace std {" + "".join(f" using ::{u}int{b}_t;" for u in ("", "u") for b in _INTEGERS) + " }\n"
+_MATH = "#define INFINITY __int_as_float(0x7f800000)\n#define NAN __int_as_float(0x7fffffff)\n"
+_FLOAT = """#define FLT_MAX 3.402823466e+38f
+#define FLT_MIN 1.175494351e-38f
+#define FLT_EPSILON 1.192092896e-07f
+#define DBL_MAX 1.7976931348623157e+308
+#define DBL_MIN 2.2250738585072014e-308
+#define DBL_EPSILON 2.2204460492503131e-16
+"""
+_LIMITS = """#define INT_MAX 2147483647
+#define INT_MIN (-INT_MAX - 1)
+#define UINT_MAX 4294967295u
+#define LLONG_MAX 9223372036854775807ll
+#define LLONG_MIN (-LLONG_MAX - 1)
+#define ULLONG_MAX 18446744073709551615ull
+#define CHAR_BIT 8
+"""
+# NVRTC brings no C library. What kernels include from one is built in (assert, printf, math), or types and constants.
+_HEADERS = {
+    name: f"#pragma once\n{text}"
+    for name, text in {
+        "stdint.h": _STDINT,
+        "cstdint": _STDINT + _IN_STD,
+        "math.h": _MATH,
+        "cmath": _MATH,
+        "float.h": _FLOAT,
+        "cfloat": _FLOAT,
+        "limits.h": _LIMITS,
+        "climits": _LIMITS,
+    }.items()
+} | dict.fromkeys(("assert.h", "cassert", "stdio.h", "cstdio", "stddef.h", "cstddef"), "#pragma once\n")
 
 
 def _errors(log: str) -> list[tuple[int, str]]:

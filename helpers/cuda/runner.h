@@ -54,10 +54,10 @@
 #undef __CUDA_ARCH__
 #define __CUDA_ARCH__ 900
 
-#define threadIdx (cc::index_of(cc_thread()))
-#define blockIdx (cc::index_of(cc_block()))
-#define blockDim (cc::size_of(cc_block_size()))
-#define gridDim (cc::size_of(cc_grid_size()))
+#define threadIdx (cc::index_of(cc_thread))
+#define blockIdx (cc::index_of(cc_block))
+#define blockDim (cc::size_of(cc_block_size))
+#define gridDim (cc::size_of(cc_grid_size))
 #define warpSize 32
 #define assert(...) ((__VA_ARGS__) ? (void)0 : cc_assert(#__VA_ARGS__, __LINE__))
 #define printf(...) cc_printf(__VA_ARGS__)
@@ -92,8 +92,9 @@
 namespace cc {
 enum Op { SHUFFLE_OP, BALLOT, MATCH, ADD, SMIN, SMAX, UMIN, UMAX, AND, OR, XOR };
 
-inline uint3 index_of(U3 v) { return {v.x, v.y, v.z}; }
-inline dim3 size_of(U3 v) { return dim3(v.x, v.y, v.z); }
+#define CC_INLINE __attribute__((always_inline)) inline
+CC_INLINE uint3 index_of(unsigned (*of)(int)) { return {of(0), of(1), of(2)}; }
+CC_INLINE dim3 size_of(unsigned (*of)(int)) { return dim3(of(0), of(1), of(2)); }
 
 template <class T>
 struct DynamicShared {  // `extern __shared__ T name[]` outside a function

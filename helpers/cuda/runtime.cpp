@@ -482,6 +482,7 @@ void warp_met(Worker* w, unsigned warp, unsigned lanes) {
     Fiber* f = w->stacks.fiber(warp * WARP + __builtin_ctz(m));
     for (unsigned l = 0; l < WARP; l++) joint[l] = std::max(joint[l], f->clock[l]);
   }
+  for (unsigned m = lanes; m; m &= m - 1) joint[__builtin_ctz(m)]++;  // what came before is known, what follows is not
   Shadow* s = w->shadow;
   Known together;
   bool any = false;
@@ -491,7 +492,6 @@ void warp_met(Worker* w, unsigned warp, unsigned lanes) {
     unsigned lane = __builtin_ctz(m);
     Fiber* f = w->stacks.fiber(warp * WARP + lane);
     for (unsigned l = 0; l < WARP; l++) f->clock[l] = joint[l];
-    f->clock[lane]++;
     if (any) s->threads[warp * WARP + lane].learn(together);
   }
 }
@@ -845,10 +845,10 @@ void cc_release(Launch* l) {
 }
 
 // ------------------------------------------------------------------------------------------------ for kernels
-U3 cc_thread() { return self()->index; }
-U3 cc_block() { return self()->worker->block; }
-U3 cc_block_size() { return self()->worker->launch->block; }
-U3 cc_grid_size() { return self()->worker->launch->grid; }
+unsigned cc_thread(int axis) { return (&self()->index.x)[axis]; }
+unsigned cc_block(int axis) { return (&self()->worker->block.x)[axis]; }
+unsigned cc_block_size(int axis) { return (&self()->worker->launch->block.x)[axis]; }
+unsigned cc_grid_size(int axis) { return (&self()->worker->launch->grid.x)[axis]; }
 int cc_lane() { return lane_of(self()); }
 void* cc_dynamic_shared() { return (void*)self()->worker->dynamic_low; }
 

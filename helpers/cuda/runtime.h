@@ -90,10 +90,11 @@ int cc_launch(cc::Launch*);
 void cc_release(cc::Launch*);  // frees what a launch allocated
 
 // what a kernel calls
-__attribute__((const)) cc::U3 cc_thread();
-__attribute__((const)) cc::U3 cc_block();
-__attribute__((const)) cc::U3 cc_block_size();
-__attribute__((const)) cc::U3 cc_grid_size();
+// (the same for a fiber's whole life, so the compiler may ask once; axis 0, 1, 2 are x, y, z)
+__attribute__((const)) unsigned cc_thread(int axis);
+__attribute__((const)) unsigned cc_block(int axis);
+__attribute__((const)) unsigned cc_block_size(int axis);
+__attribute__((const)) unsigned cc_grid_size(int axis);
 __attribute__((const)) int cc_lane();
 __attribute__((const)) void* cc_dynamic_shared();
 int cc_sync_block(int line, int value, int op);

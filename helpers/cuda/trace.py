@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .. import show
 from .cpu import SPACES
 
 KINDS = ("load", "store", "atomic")
@@ -83,6 +82,8 @@ class Trace:
 
     def table(self):
         """The accesses as a table to show."""
+        from .. import show  # here, so that kernels run where IPython is not installed
+
         rows = [
             {
                 "line": str(a.line) if a.line else "?",
@@ -183,8 +184,10 @@ def races(found: Sequence, lines: dict[int, int], code: str, names: list[str]) -
     joined: dict[tuple, Race] = {}
     for r in found:
         line, other = lines.get(r.pc, 0), lines.get(r.other_pc, 0)
-        key = (line, other, r.kind, r.other_kind)
-        times = r.count + (joined[key].times if key in joined else 0)
+        key = (min(line, other), max(line, other), r.space)
+        if key in joined:
+            joined[key] = replace(joined[key], times=joined[key].times + r.count)
+            continue
         joined[key] = Race(
             line,
             _text(text, line),
@@ -198,7 +201,7 @@ def races(found: Sequence, lines: dict[int, int], code: str, names: list[str]) -
             r.other_thread,
             r.block.tuple(),
             r.other_block.tuple(),
-            times,
+            r.count,
         )
     return tuple(joined[k] for k in sorted(joined))
 
