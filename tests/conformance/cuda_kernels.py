@@ -159,7 +159,8 @@ extern "C" __global__ void half2_poly(const __half2* x, const __half2* y, __half
   out[i] = __floats2half2_rn(f.x, -f.y);
 }
 
-extern "C" __global__ void rmsnorm_bf16(const __nv_bfloat162* x, const __nv_bfloat162* w, __nv_bfloat162* out, int pairs) {
+using bf162 = __nv_bfloat162;
+extern "C" __global__ void rmsnorm_bf16(const bf162* x, const bf162* w, bf162* out, int pairs) {
   float sum = 0.0f;
   for (int i = threadIdx.x; i < pairs; i += 32) {
     float2 v = __bfloat1622float2(x[blockIdx.x * pairs + i]);
@@ -177,7 +178,7 @@ extern "C" __global__ void bf16_mix(const __nv_bfloat16* x, const __nv_bfloat16*
   if (i < n) out[i] = __hfma(x[i], y[i], __hadd(x[i], __float2bfloat16(0.25f)));
 }
 
-extern "C" __global__ void reverse_large(const float* x, float* out, int n) {  // n floats of shared memory: 80,000 bytes
+extern "C" __global__ void reverse_large(const float* x, float* out, int n) {  // 4n = 80,000 bytes of shared
   extern __shared__ __align__(16) float staged[];
   for (int i = threadIdx.x; i < n; i += blockDim.x) staged[i] = x[blockIdx.x * n + i];
   __syncthreads();
@@ -190,7 +191,7 @@ extern "C" __global__ void affine(Affine p, const float* x, double* out) {
   if (i < p.n) out[i] = p.scale * (double)x[i] + p.shift;
 }
 
-extern "C" __global__ void compact(const int* x, int n, int* out, int* counts) {  // keeps multiples of 3, a region a warp
+extern "C" __global__ void compact(const int* x, int n, int* out, int* counts) {  // a region a warp
   int i = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x & 31;
   bool keep = i < n && x[i] % 3 == 0;
   unsigned kept = __ballot_sync(0xffffffffu, keep);
@@ -217,7 +218,8 @@ extern "C" __global__ void layernorm(const float* x, const float* w, const float
   sum = squares = 0.0f;
   for (int k = 0; k < blockDim.x / 32; k++) sum += of_warp[k].x, squares += of_warp[k].y;
   float mean = sum / cols, scale = rsqrtf(squares / cols - mean * mean + 1e-5f);
-  for (int c = threadIdx.x; c < cols; c += blockDim.x) out[blockIdx.x * cols + c] = (row[c] - mean) * scale * w[c] + b[c];
+  for (int c = threadIdx.x; c < cols; c += blockDim.x)
+    out[blockIdx.x * cols + c] = (row[c] - mean) * scale * w[c] + b[c];
 }
 
 extern "C" __global__ void matmul(const float* a, const float* b, float* c, int m, int n, int k) {
@@ -252,7 +254,8 @@ __device__ float atomic_max(float* address, float value) {
   } while (old != seen);
   return __int_as_float(old);
 }
-extern "C" __global__ void atomics(const float* x, int n, float* most, int* ints, unsigned long long* sum, double* total) {
+using u64 = unsigned long long;
+extern "C" __global__ void atomics(const float* x, int n, float* most, int* ints, u64* sum, double* total) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   atomic_max(most, x[i]);
@@ -260,7 +263,7 @@ extern "C" __global__ void atomics(const float* x, int n, float* most, int* ints
   atomicOr((unsigned*)&ints[1], 1u << (i % 31));
   atomicXor(&ints[2], i);
   atomicSub(&ints[3], 2);
-  atomicAdd(sum, (unsigned long long)i << 20);
+  atomicAdd(sum, (u64)i << 20);
   atomicAdd(total, (double)(i % 7));
   if (__syncthreads_count(x[i] > 0) && threadIdx.x == 0) atomicAdd(&ints[4], 1);
 }

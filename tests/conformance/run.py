@@ -6,6 +6,7 @@
 The inputs are the same everywhere. `tests/test_conformance.py` holds CPU mode's results against the saved ones.
 """
 
+# ruff: noqa: I001  (helpers first: it sets the mode before triton is imported)
 import argparse
 import datetime
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent)]
 
-import helpers  # noqa: F401, E402  (sets the mode before triton is imported)
+import helpers  # noqa: F401, E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from case import Case  # noqa: E402
