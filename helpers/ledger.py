@@ -7,7 +7,6 @@ whatever its loops do. So the two can be compared with each other, and with what
 
 import math
 import re
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -97,11 +96,10 @@ def kernels(code: str) -> str:
 
 def wrapper(code: str) -> str:
     """The Python that allocates and launches, one `call` a graph, without its checks and deletions."""
-    bodies = re.findall(r"^ *def call\(.*?(?=^\S|\Z)", code, re.S | re.M)
-    dull = re.compile(r"\s*(del |assert_|args\.clear|raw_stream|with torch.cuda|torch.cuda.set_device|$)")
-    return "\n\n".join(
-        "\n".join(line for line in textwrap.dedent(body).splitlines() if not dull.match(line)) for body in bodies
-    )
+    bodies = re.findall(r"^ *(def call\(.*?)(?=^\S|\Z)", code, re.S | re.M)
+    dull = re.compile(r"(del |assert_|args\.clear|raw_stream|with torch.cuda|torch.cuda.set_device|$)")
+    lines = [[line for line in map(str.strip, body.splitlines()) if not dull.match(line)] for body in bodies]
+    return "\n\n".join("\n    ".join(body) for body in lines)
 
 
 _NOISE = re.compile(
