@@ -129,6 +129,8 @@ def _compile(code: str, arch: str, options: tuple[str, ...], expressions: tuple[
     nvrtc = _nvrtc()
     _check_arch(nvrtc, arch)
     flags = [f"-arch={arch}", "--ptxas-options=-v", "-lineinfo"]
+    if nvrtc.nvrtcVersion()[1] >= 13:
+        flags.append("--no-cache")  # beside a driver it keeps what it compiled, and then reports no registers
     flags += [] if any(o.startswith(("-std", "--std")) for o in options) else ["-std=c++17"]
     flags += [*options, *(f"-I{folder}" for folder in include_folders())]
     texts, headers = [t.encode() for t in _HEADERS.values()], [h.encode() for h in _HEADERS]
