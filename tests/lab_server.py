@@ -17,7 +17,8 @@ from pathlib import Path
 
 from helpers import ROOT
 
-COPIED = ("README.md", "CONTRIBUTING.md", "LICENSE", "helpers", "jupyter", "labs", "notebooks", "solutions")
+LEFT = ("work", "build", "shared", "tests")
+"""What a copy of the checkout leaves out, besides hidden files: what is not the stranger's or not needed."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,14 @@ class Lab:
 def copy_of_checkout(to: Path) -> Path:
     """A checkout as a stranger has it: no work/."""
     to.mkdir()
-    for name in COPIED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
-        elif (ROOT / name).exists():
-            shutil.copy(ROOT / name, to / name)
+    ignore = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "*.egg-info")
+    for path in ROOT.iterdir():
+        if path.name.startswith(".") or path.name in LEFT:
+            continue
+        if path.is_dir():
+            shutil.copytree(path, to / path.name, ignore=ignore)
+        else:
+            shutil.copy(path, to / path.name)
     return to
 
 
