@@ -253,10 +253,9 @@ def build(code: str, entries: tuple[str, ...], options: tuple[str, ...] = ()) ->
     names = variables(code)
     text = to_cpp(code, entries, names)
     kept = [o for o in options if re.match(r"-[DUI]", o)]
-    key = _hash(text, *kept, *FLAGS, *_own_text(), _compiler_version())
-    path = cache_folder() / f"{key}.so"
     with _lock:
-        runtime = _runtime_path()
+        runtime = _runtime_path()  # its name stands for the runner's own text and the compiler
+        path = cache_folder() / f"{_hash(text, *kept, *FLAGS, runtime.name)}.so"
         if not path.exists():
             _compile(code, text, kept, runtime, path)
         return Library(path, ctypes.CDLL(str(path)), entries)

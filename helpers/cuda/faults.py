@@ -65,15 +65,11 @@ def raise_for(
         message = f"{where} {does} {f.size} bytes at an address that is no multiple of {f.size}: a GPU refuses that."
     elif f.fault == DEADLOCK:
         kind = Deadlock
-        if f.text == b"block":
+        message = f"{where} waits for lanes of its warp that are named in the mask and never reach this call."
+        if f.other_line:
             message = (
-                f"__syncthreads() is reached by {f.waiting} of the {f.live} threads of block {f.block.tuple()} that "
-                "have not returned; the others never come, so the block waits for ever."
-            )
-        else:
-            message = (
-                f"{where} waits for lanes of its warp that are named in the mask and never come: "
-                "every lane of a *_sync mask must reach the same call."
+                message[:-1]
+                + f"; {f.waiting} threads of its block wait at __syncthreads() in line {f.other_line}."
             )
     elif f.fault == MIXED:
         kind = Deadlock

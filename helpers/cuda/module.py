@@ -118,8 +118,10 @@ class Kernel:
             self.module._on_gpu.launch(self.name, grid, block, values, shared_mem)
             return
         recording = tracing.recording()
-        outcome = self._run(grid, block, values, shared_mem, cpu.TRACE if recording else cpu.RUN, order, seed)
-        if recording:
+        outcome = self._run(
+            grid, block, values, shared_mem, cpu.RUN if recording is None else cpu.TRACE, order, seed
+        )
+        if recording is not None:
             recording.append(self._trace(outcome, values))
 
     def trace(self, grid, block, args=(), shared_mem: int = 0, blocks: int | None = 1) -> tracing.Trace:

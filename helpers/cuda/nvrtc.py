@@ -358,4 +358,4 @@ def _bytes(size, get, program) -> bytes:
 
 
 def _text(size, get, program) -> str:
-    return _bytes(size, get, program).rstrip(b"\0").decode(errors="replace")
+    return _bytes(size, get, program).rstrip(b"\0").replace(b"\0", b"\n").decode(errors="replace")

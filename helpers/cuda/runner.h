@@ -50,7 +50,8 @@
 #define __maxnreg__(...)
 #define __cluster_dims__(...)
 #define __align__(n) __attribute__((aligned(n)))
-#define __shared__ thread_local  // one copy per OS thread, and an OS thread runs one block at a time
+// One copy per OS thread, and an OS thread runs one block at a time. "used": else what is never written is taken for zero.
+#define __shared__ __attribute__((used)) thread_local
 #undef __CUDA_ARCH__
 #define __CUDA_ARCH__ 900
 

@@ -113,6 +113,7 @@ struct Worker {
 
 thread_local Worker* current_worker;  // only for signal handlers
 std::atomic<int> launches{0};
+std::atomic<bool> interrupted{false};
 std::mutex pool_lock, signal_lock;
 std::vector<Stacks> pool;
 
@@ -264,8 +265,6 @@ struct Handlers {  // SIGSEGV, SIGFPE and SIGINT are ours while a kernel runs
   int users = 0;
 } handlers;
 
-std::atomic<bool> interrupted{false};
-
 void catch_interrupt(int) { interrupted = true; }
 
 void take_signals() {
@@ -294,6 +293,11 @@ void restore_signals() {
 
 void catch_fault(int number, siginfo_t* info, void* where) {
   Worker* w = current_worker;
+  if (number == SIGBUS && interrupted) {  // sent by cc_launch; harmless between fibers
+    if (!w || !w->running) return;
+    first_failure(w, w->running, INTERRUPTED);
+    abandon(w->running);
+  }
   if (!w || !w->running) {  // not a kernel's fault: as if we had never been here
     sigaction(number, number == SIGFPE ? &handlers.fpe : number == SIGBUS ? &handlers.bus : &handlers.segv, nullptr);
     return;
@@ -687,19 +691,19 @@ int find_module(dl_phdr_info* info, size_t, void* out) {
 void deadlock(Worker* w) {
   Failure* out = first_failure(w, nullptr, DEADLOCK);
   if (!out) return;
-  Fiber* waiting = nullptr;
+  Fiber *at_warp = nullptr, *at_block = nullptr;
   for (unsigned i = 0; i < w->threads; i++) {
     Fiber* f = w->stacks.fiber(i);
-    if (f->state != AT_BLOCK && f->state != AT_WARP) continue;
-    if (!waiting) waiting = f;
-    if (f->state == waiting->state && f->line == waiting->line) out->waiting++;
-    else if (!out->other_line) out->other_line = f->line;
+    if (f->state == AT_WARP && !at_warp) at_warp = f;
+    if (f->state == AT_BLOCK && !at_block) at_block = f;
+    out->waiting += f->state == AT_BLOCK;
   }
   out->live = w->live;
-  if (!waiting) return;
-  out->thread = waiting->index;
-  out->line = waiting->line;
-  snprintf(out->text, sizeof out->text, "%s", waiting->state == AT_BLOCK ? "block" : "warp");
+  Fiber* f = at_warp ? at_warp : at_block;  // all at the block's barrier would have been let go
+  if (!f) return;
+  out->thread = f->index;
+  out->line = f->line;
+  if (at_warp && at_block) out->other_line = at_block->line;
 }
 
 void run_block(Worker* w, const std::vector<unsigned>& order) {
@@ -750,7 +754,7 @@ void run_block(Worker* w, const std::vector<unsigned>& order) {
 }
 
 void work(Launch* l, std::atomic<uint64_t>* next, std::atomic<bool>* stop, Worker* w, Module module,
-          std::map<std::tuple<uint64_t, int, int, int>, Access>* totals) {
+          std::map<std::tuple<uint64_t, int, int, int>, Access>* totals, std::atomic<unsigned>* finished) {
   std::vector<char> alternate(64 << 10);
   stack_t signal_stack{};
   signal_stack.ss_sp = alternate.data(), signal_stack.ss_size = alternate.size();
@@ -782,6 +786,7 @@ void work(Launch* l, std::atomic<uint64_t>* next, std::atomic<bool>* stop, Worke
   }
   signal_stack.ss_flags = SS_DISABLE;
   sigaltstack(&signal_stack, nullptr);
+  ++*finished;
 }
 
 }  // namespace
@@ -798,6 +803,7 @@ int cc_launch(Launch* l) {
   unsigned count = l->mode == RUN ? std::max<uint64_t>(1, std::min<uint64_t>(l->workers, l->blocks)) : 1;
   std::atomic<uint64_t> next{0};
   std::atomic<bool> stop{false};
+  std::atomic<unsigned> finished{0};
   std::mutex failing;
   std::map<std::tuple<uint64_t, int, int, int>, Access> totals;
   Shadow shadow;
@@ -816,7 +822,15 @@ int cc_launch(Launch* l) {
   {
     std::vector<std::thread> running;
     for (auto& w : workers)
-      running.emplace_back(work, l, &next, &stop, w.get(), module, l->mode == TRACE ? &totals : nullptr);
+      running.emplace_back(work, l, &next, &stop, w.get(), module, l->mode == TRACE ? &totals : nullptr, &finished);
+    // Ctrl-C stops kernels at their next access; one that loops without any is stopped where it is.
+    int pause = 20;
+    for (int waited = 0; finished < count; waited += interrupted) {
+      std::this_thread::sleep_for(std::chrono::microseconds(interrupted ? 10000 : pause));
+      pause = std::min(1000, pause * 5 / 4);
+      if (waited > 0 && waited % 50 == 0)
+        for (auto& t : running) pthread_kill(t.native_handle(), SIGBUS);
+    }
     for (auto& t : running) t.join();
   }
   bool stopped = interrupted;

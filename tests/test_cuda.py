@@ -1,0 +1,558 @@
+"""Raw CUDA C: compiled without a GPU, launched as CuPy launches it, run and examined on the CPU."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import cuda, machine
+
+DEVICE = machine.device()
+on_cpu = pytest.mark.skipif(machine.gpu(), reason="what a GPU does with this kernel is undefined")
+
+
+def numbered(text: str) -> str:
+    """Kernel source without the leading newline, so that the first line is line 1."""
+    return text.lstrip("\n")
+
+
+KERNELS = numbered(r"""
+#include <cuda_fp16.h>
+template <class T> __global__ void scale(T* x, T by, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) x[i] *= by;
+}
+__global__ void plain(float* x) { x[0] = 1; }
+struct Pair { int n; float a; };
+extern "C" {
+__global__ void scalars(double* o, int a, unsigned b, long long c, size_t d, float e, double f, __half g, bool h,
+                        short i) {
+  o[0] = a; o[1] = b; o[2] = c; o[3] = d; o[4] = e; o[5] = f; o[6] = __half2float(g); o[7] = h; o[8] = i;
+}
+__global__ void pair(Pair p, float* out) { out[threadIdx.x] = p.n * p.a; }
+__global__ void add(const float* x, const float* y, float* out, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = x[i] + y[i];
+}
+__global__ void reverse(int* x) {
+  __shared__ int s[64];
+  int t = threadIdx.x;
+  s[t] = x[t];
+  x[t] = s[63 - t];
+}
+__global__ void reverse_right(int* x) {
+  __shared__ int s[64];
+  int t = threadIdx.x;
+  s[t] = x[t];
+  __syncthreads();
+  x[t] = s[63 - t];
+}
+__global__ void half_barrier(int* x) {
+  if (threadIdx.x < 40)
+    __syncthreads();
+  else
+    x[0] = __shfl_sync(0xffffffffu, 1, 0);
+  __syncthreads();
+}
+__global__ void lost_lanes(int* x) {
+  if (threadIdx.x % 2)
+    x[threadIdx.x] = __shfl_sync(0xffffffffu, 1, 0);
+  __syncthreads();
+}
+__global__ void two_barriers(int* x) {
+  if (threadIdx.x < 32)
+    __syncthreads();
+  else
+    __syncthreads();
+}
+__global__ void checked(const int* x) {
+  assert(x[threadIdx.x] < 5);
+}
+__global__ void divide(int* x) {
+  x[0] = x[1] / x[2];
+}
+__global__ void hello(int n) { printf("%d of %d\n", threadIdx.x, n); }
+__global__ void unset(float* out) {
+  __shared__ float s[32];
+  out[threadIdx.x] = s[threadIdx.x];
+}
+__global__ void early(int* out, int n) {
+  __shared__ int base;
+  if (threadIdx.x == 0) base = 100;
+  __syncthreads();
+  if (threadIdx.x >= n) return;
+  out[threadIdx.x] = base + __shfl_xor_sync(0xffu, (int)threadIdx.x, 1);
+  __syncthreads();
+}
+__global__ void active(int* out, int* count) {
+  int t = threadIdx.x;
+  if (t % 3) return;
+  unsigned mask = __activemask();
+  int lane = t & 31, leader = __ffs(mask) - 1, base = 0;
+  if (lane == leader) base = atomicAdd(count, __popc(mask));
+  base = __shfl_sync(mask, base, leader);
+  out[base + __popc(mask & ((1u << lane) - 1))] = t;
+}
+__global__ void segments(float* out) {
+  float v = threadIdx.x;
+  for (int d = 4; d; d /= 2) v += __shfl_down_sync(~0u, v, d, 8);
+  out[threadIdx.x] = v;
+}
+__global__ void spin(int* lock, int* count) {
+  while (atomicCAS(lock, 0, 1)) {}
+  __threadfence();
+  *count += 1;
+  __threadfence();
+  atomicExch(lock, 0);
+}
+__global__ void last_block(const float* x, float* partial, float* out, unsigned* done) {
+  __shared__ bool last;
+  if (threadIdx.x == 0) {
+    partial[blockIdx.x] = x[blockIdx.x] * 2;
+    __threadfence();
+    last = atomicAdd(done, 1u) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (last && threadIdx.x == 0)
+    for (int i = 0; i < gridDim.x; i++) out[0] += partial[i];
+}
+__global__ void counted(int* bins, const int* x) {
+  __shared__ int s[4];
+  if (threadIdx.x < 4) s[threadIdx.x] = 0;
+  __syncthreads();
+  s[x[threadIdx.x]]++;
+  __syncthreads();
+  if (threadIdx.x < 4) bins[threadIdx.x] = s[threadIdx.x];
+}
+__global__ void columns(const float* x, float* out) {
+  __shared__ float tile[32][32];
+  __shared__ float padded[32][33];
+  int r = threadIdx.y, c = threadIdx.x;
+  tile[r][c] = x[r * 32 + c];
+  padded[r][c] = x[c * 32 + r];
+  __syncthreads();
+  out[r * 32 + c] = tile[c][r]
+    + padded[c][r];
+}
+__global__ void vectors(const float4* x, float4* out) {
+  out[threadIdx.x] = x[threadIdx.x];
+}
+__global__ void __launch_bounds__(128) bounded(float* x) { x[threadIdx.x] = 1; }
+__global__ void dynamic(float* out, int n) {
+  extern __shared__ float s[];
+  for (int i = threadIdx.x; i < n; i += blockDim.x) s[i] = i;
+  __syncthreads();
+  for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = s[n - 1 - i];
+}
+}
+__constant__ float table[2];
+extern "C" __global__ void looked_up(float* out) { out[threadIdx.x] = table[threadIdx.x]; }
+""")
+
+
+@pytest.fixture(scope="module")
+def kernels() -> cuda.RawModule:
+    return cuda.RawModule(code=KERNELS, name_expressions=("scale<float>", "scale<int>"))
+
+
+def line_of(text: str, nth: int = 0) -> int:
+    found = [i for i, line in enumerate(KERNELS.splitlines(), 1) if text in line]
+    return found[nth]
+
+
+def zeros(*shape, dtype=torch.float32):
+    return torch.zeros(*shape, dtype=dtype, device=DEVICE)
+
+
+# ---- compiling
+
+
+def test_compiling_needs_no_gpu():
+    binary = cuda.compile(KERNELS, arch="sm_90", name_expressions=("scale<float>",))
+    assert binary.cubin[:4] == b"\x7fELF" and ".target sm_90" in binary.ptx
+    reverse = binary.kernels["reverse_right"]
+    assert reverse.shared_bytes == 64 * 4 and 4 < reverse.registers < 64 and reverse.spill_bytes == 0
+    assert binary.kernels["bounded"].max_threads == 128
+    assert "FADD" in binary.sass("add") and "FMUL" in binary.sass("scale<float>")
+    assert "FMUL" not in binary.sass("add")
+
+
+def test_spills_are_counted():
+    code = """
+    extern "C" __global__ void __launch_bounds__(1024) many(float* x) {
+      float a[80];
+      for (int i = 0; i < 80; i++) a[i] = x[i * 1024 + threadIdx.x];
+      __syncthreads();
+      for (int k = 0; k < 4; k++)
+        for (int i = 0; i < 80; i++) a[i] = a[i] * a[(i + 7) % 80] + a[(i * 3) % 80];
+      for (int i = 0; i < 80; i++) x[i * 1024 + threadIdx.x] = a[i];
+    }"""
+    many = cuda.compile(code).kernels["many"]
+    assert many.registers == 64 and many.spill_stores_bytes > 0 and many.spill_loads_bytes > 0
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "cuda_fp16.h",
+        "cuda_bf16.h",
+        "mma.h",
+        "cuda/barrier",
+        "cooperative_groups.h",
+        "stdint.h",
+        "cmath",
+        "cfloat",
+    ],
+)
+def test_headers_are_found(header):
+    cuda.compile(f'#include <{header}>\nextern "C" __global__ void k(float* x) {{ x[0] = 1; }}')
+
+
+def test_an_error_names_the_readers_line():
+    with pytest.raises(cuda.CompileError) as caught:
+        cuda.compile(
+            'extern "C" __global__ void k(float* x) {\n  int a = 1;\n  x[0] = undefined_name + a;\n}'
+        )
+    assert caught.value.errors[0][0] == 3
+    assert "line 3" in str(caught.value) and "x[0] = undefined_name + a;" in str(caught.value)
+
+
+def test_too_much_static_shared_memory_is_a_sentence():
+    code = 'extern "C" __global__ void k(float* x) { __shared__ float s[20000]; s[threadIdx.x] = 1; x[0] = s[3]; }'
+    with pytest.raises(cuda.CompileError, match=r"k declares 80,000 bytes.*49,152"):
+        cuda.compile(code)
+
+
+def test_an_unknown_architecture_is_a_sentence():
+    with pytest.raises(ValueError, match="does not compile for 'sm_70'.*sm_75"):
+        cuda.compile(KERNELS, arch="sm_70")
+
+
+def test_wgmma_compiles_for_sm_90a_only():
+    code = (
+        'extern "C" __global__ void k(float* x) { asm volatile("wgmma.fence.sync.aligned;\\n"); x[0] = 1; }'
+    )
+    assert cuda.compile(code, options=("-arch=sm_90a",)).arch == "sm_90a"
+    with pytest.raises(cuda.CompileError):
+        cuda.compile(code, arch="sm_90")
+
+
+# ---- arguments
+
+
+def test_numbers_arrive_as_the_parameters_types(kernels):
+    out = zeros(9, dtype=torch.float64)
+    values = (-3, 4294967295, -(2**40), 2**41, 1.5, 1 / 3, np.float16(3.5), True, -300)
+    kernels.get_function("scalars")((1,), (1,), (out, *values))
+    assert out.tolist() == [float(v) for v in values]
+
+
+def test_a_struct_goes_by_value(kernels):
+    out = zeros(3)
+    kernels.get_function("pair")((1,), (3,), (np.array([(3, 2.5)], [("n", "i4"), ("a", "f4")]), out))
+    assert out.tolist() == [7.5] * 3
+
+
+@pytest.mark.parametrize(
+    "bad, match",
+    [
+        (lambda x: (x, x, x, 1.5), "argument 3 .int n. is an integer of 4 bytes, but the float 1.5"),
+        (lambda x: (x, x, x, np.int64(5)), "numpy int64 of 8 bytes"),
+        (lambda x: (x, x, x, 2**40), "does not fit"),
+        (lambda x: (x, x.double(), x, 5), "is a tensor of float64, but the kernel reads it as float32"),
+        (lambda x: (x, x, 5, 5), "is a pointer, but the number 5"),
+        (lambda x: (x, x, x, x), "is an integer of 4 bytes, but a tensor"),
+        (lambda x: (x, x, x), "takes 4 arguments .*but 3 were given"),
+        (lambda x: (x, x, x.to("meta"), 5), "is on 'meta'"),
+        (lambda x: (x, x, "text", 5), "is a str"),
+    ],
+)
+def test_what_does_not_fit_is_refused(kernels, bad, match):
+    with pytest.raises(cuda.BadArgument, match=match):
+        kernels.get_function("add")((1,), (32,), bad(zeros(32)))
+
+
+@pytest.mark.parametrize(
+    "grid, block, shared, match",
+    [
+        ((1,), (2048,), 0, "block.x is 2,048; it may be 1 to 1,024"),
+        ((1,), (64, 32), 0, "2,048 threads; it may have 1,024"),
+        ((0,), (32,), 0, "grid.x is 0"),
+        ((1, 70000), (32,), 0, "grid.y is 70,000; it may be 1 to 65,535"),
+        ((1,), (32,), 10**6, "1,000,000 bytes of dynamic"),
+        ((1.5,), (32,), 0, "1 to 3 integers"),
+    ],
+)
+def test_launches_that_a_gpu_refuses(kernels, grid, block, shared, match):
+    x = zeros(32)
+    with pytest.raises(cuda.LaunchError, match=match):
+        kernels.get_function("add")(grid, block, (x, x, x, 32), shared_mem=shared)
+
+
+def test_launch_bounds_limit_the_block(kernels):
+    with pytest.raises(cuda.LaunchError, match="it may have 128 .its __launch_bounds__"):
+        kernels.get_function("bounded")((1,), (256,), (zeros(256),))
+
+
+def test_a_kernel_that_cannot_be_named_says_how(kernels):
+    with pytest.raises(KeyError, match='write extern "C"'):
+        kernels.get_function("plain")
+    with pytest.raises(KeyError, match="name_expressions"):
+        kernels.get_function("scale<double>")
+
+
+# ---- running
+
+
+def test_templates(kernels):
+    real, whole = torch.ones(100, device=DEVICE), torch.ones(100, dtype=torch.int32, device=DEVICE)
+    kernels.get_function("scale<float>")((2,), (64,), (real, 2.5, 99))
+    kernels.get_function("scale<int>")((2,), (64,), (whole, 3, 100))
+    assert real.tolist() == [2.5] * 99 + [1.0] and whole.tolist() == [3] * 100
+
+
+def test_early_return_and_barriers(kernels):
+    out = zeros(64, dtype=torch.int32)
+    kernels.get_function("early")((1,), (64,), (out, 8))
+    assert out.tolist() == [101, 100, 103, 102, 105, 104, 107, 106] + [0] * 56
+
+
+def test_activemask_of_divergent_lanes(kernels):
+    out, count = zeros(64, dtype=torch.int32), zeros(1, dtype=torch.int32)
+    kernels.get_function("active")((1,), (64,), (out, count))
+    assert count.item() == 22 and sorted(out[:22].tolist()) == list(range(0, 64, 3))
+
+
+def test_shuffles_keep_to_their_width(kernels):
+    out = zeros(32)
+    kernels.get_function("segments")((1,), (32,), (out,))
+    assert out[::8].tolist() == [28.0, 92.0, 156.0, 220.0]
+
+
+def test_dynamic_shared_memory_above_48_kb(kernels):
+    out = zeros(20000)
+    kernels.get_function("dynamic")((1,), (256,), (out, 20000), shared_mem=80000)
+    assert torch.equal(out, torch.arange(20000.0, device=DEVICE).flip(0))
+
+
+def test_constants_are_set_through_get_global(kernels):
+    kernels.get_global("table").view(torch.float32).copy_(torch.tensor([3.0, 4.0]))
+    out = zeros(2)
+    kernels.get_function("looked_up")((1,), (2,), (out,))
+    assert out.tolist() == [3.0, 4.0]
+
+
+def test_printf_reaches_pythons_stdout(kernels, capsys):
+    kernels.get_function("hello")((1,), (3,), (7,))
+    assert capsys.readouterr().out == "0 of 7\n1 of 7\n2 of 7\n"
+
+
+def test_a_spin_lock_ends(kernels):
+    count = zeros(1, dtype=torch.int32)
+    kernels.get_function("spin")((2,), (32,), (zeros(1, dtype=torch.int32), count))
+    assert count.item() == 64
+
+
+# ---- what goes wrong, on the CPU
+
+
+@on_cpu
+def test_the_order_of_threads_shows_a_missing_barrier(kernels):
+    want = list(range(63, -1, -1))
+    for order in ("forward", "reverse", "shuffle"):
+        wrong, right = torch.arange(64, dtype=torch.int32), torch.arange(64, dtype=torch.int32)
+        kernels.get_function("reverse")((1,), (64,), (wrong,), order=order)
+        kernels.get_function("reverse_right")((1,), (64,), (right,), order=order)
+        assert wrong.tolist() != want and right.tolist() == want
+
+
+@on_cpu
+def test_shared_memory_is_not_zero_at_first(kernels):
+    out = zeros(32)
+    kernels.get_function("unset")((1,), (32,), (out,))
+    assert out.isnan().all()
+
+
+@on_cpu
+def test_out_of_bounds_names_line_and_array(kernels):
+    x = torch.zeros(100)
+    with pytest.raises(
+        cuda.OutOfBounds, match=r"thread \(100, 0, 0\).*past the end of `x` \(element 100 of 100\)"
+    ) as caught:
+        kernels.get_function("add")((1,), (128,), (x, torch.zeros(128), torch.zeros(128), 128))
+    assert caught.value.line == line_of("out[i] = x[i] + y[i]")
+    assert isinstance(caught.value, IndexError)
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    "kernel, error, line, match",
+    [
+        (
+            "half_barrier",
+            cuda.Deadlock,
+            "else",
+            r"thread \(40, 0, 0\).*40 threads of its block wait at __syncthreads",
+        ),
+        ("lost_lanes", cuda.Deadlock, "if (threadIdx.x % 2)", "lanes of its warp that are named in the mask"),
+        ("two_barriers", cuda.Deadlock, "if (threadIdx.x < 32)", "different __syncthreads"),
+        ("checked", cuda.AssertFailed, None, "assertion `x.threadIdx.x. < 5` failed"),
+        ("divide", cuda.KernelError, None, "divides an integer by zero"),
+    ],
+)
+def test_failures_are_exceptions_with_the_line(kernels, kernel, error, line, match):
+    x = torch.full((64,), 9, dtype=torch.int32) if kernel == "checked" else torch.zeros(64, dtype=torch.int32)
+    with pytest.raises(error, match=match) as caught:
+        kernels.get_function(kernel)((1,), (64,), (x,))
+    texts = {"checked": "assert(x", "divide": "x[0] = x[1]"}
+    assert caught.value.line == (line_of(line) + 1 if line else line_of(texts[kernel]))
+
+
+@on_cpu
+def test_the_process_lives_on_after_a_failure(kernels):
+    for _ in range(3):
+        with pytest.raises(cuda.KernelError):
+            kernels.get_function("divide")((1,), (1,), (torch.zeros(3, dtype=torch.int32),))
+    out = torch.zeros(4)
+    kernels.get_function("add")((1,), (4,), (torch.ones(4), torch.ones(4), out, 4))
+    assert out.tolist() == [2.0] * 4
+
+
+@on_cpu
+def test_a_misaligned_vector_is_refused(kernels):
+    x = torch.zeros(64)
+    with pytest.raises(cuda.KernelError, match="no multiple of 16"):
+        kernels.get_function("vectors")((1,), (4,), (x[1:], torch.zeros(64)))
+
+
+@on_cpu
+def test_what_only_a_gpu_has_is_named():
+    code = 'extern "C" __global__ void k(float* x) {\n  asm volatile("" ::: "memory");\n  x[0] = 1;\n}'
+    with pytest.raises(cuda.CompileError, match="(?s)line 2: inline PTX.*asm volatile"):
+        cuda.RawModule(code=code).get_function("k")
+
+
+@on_cpu
+@pytest.mark.parametrize("loop", ["while (x[0] == 0) {}", "for (;;) asm_free = asm_free * 3 + 1;"])
+def test_an_endless_kernel_can_be_interrupted(loop):
+    code = f'extern "C" __global__ void k(volatile int* x) {{ volatile int asm_free = 1; {loop} }}'
+    kernel = cuda.RawModule(code=code).get_function("k")
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        kernel((1,), (2,), (torch.zeros(1, dtype=torch.int32),))
+
+
+# ---- looking at accesses; on a GPU machine too
+
+
+def test_sectors_and_bank_conflicts_by_line(kernels):
+    x = torch.randn(32, 32, device=DEVICE)
+    out = torch.zeros_like(x)
+    trace = kernels.get_function("columns").trace((1,), (32, 32), (x, out))
+    straight, across = line_of("tile[r][c] = x"), line_of("padded[r][c] = x")
+    assert trace.line(straight, "load").sectors_per_request == 4
+    assert trace.line(across, "load").sectors_per_request == 32
+    assert trace.line(straight, "load").array == "x" and trace.line(straight, "load").requests == 32
+    assert trace.line(line_of("out[r * 32 + c] = tile"), "load").ways == 32
+    assert trace.line(line_of("+ padded[c][r]"), "load").ways == 1
+    assert trace.bytes_read == 2 * x.nbytes and trace.bytes_written == x.nbytes
+    assert not out.any(), "a trace leaves the arguments alone"
+    assert "sectors per request" in str(trace)
+
+
+def test_a_float4_is_one_request(kernels):
+    access = (
+        kernels.get_function("vectors")
+        .trace((1,), (32,), (zeros(128), zeros(128)))
+        .line(line_of("out[threadIdx.x] = x[threadIdx.x];"), "load")
+    )
+    assert (access.requests, access.bytes_per_lane, access.sectors) == (1, 16, 16)
+
+
+@on_cpu
+def test_recorded_launches_are_traced(kernels):
+    x = torch.ones(1000)
+    with cuda.record() as log:
+        kernels.get_function("add")((4,), (256,), (x, x, out := torch.zeros(1000), 1000))
+    assert out.sum() == 2000 and log[0].kernel == "add"
+    assert log[0].bytes_read == 8000 and log[0].bytes_written == 4000 and log[0].sectors == 3 * 125
+
+
+def test_races_name_both_lines(kernels):
+    x = torch.arange(64, dtype=torch.int32, device=DEVICE)
+    (race,) = kernels.get_function("reverse").check_races((1,), (64,), (x,))
+    assert {race.line, race.other_line} == {line_of("s[t] = x[t]"), line_of("x[t] = s[63 - t]")}
+    assert race.space == "shared" and f"line {race.line}" in str(race)
+    assert kernels.get_function("reverse_right").check_races((1,), (64,), (x,)) == ()
+    assert x.tolist() == list(range(64)), "the search leaves the arguments alone"
+
+
+def test_a_forgotten_atomic_is_a_race(kernels):
+    x = zeros(32, dtype=torch.int32)
+    (race,) = kernels.get_function("counted").check_races((1,), (32,), (zeros(4, dtype=torch.int32), x))
+    assert race.line == race.other_line == line_of("s[x[threadIdx.x]]++")
+
+
+def test_fences_and_locks_are_no_races(kernels):
+    arguments = (torch.ones(8, device=DEVICE), zeros(8), zeros(1), zeros(1, dtype=torch.int32))
+    assert kernels.get_function("last_block").check_races((8,), (32,), arguments, blocks=None) == ()
+    lock = (zeros(1, dtype=torch.int32), zeros(1, dtype=torch.int32))
+    assert kernels.get_function("spin").check_races((2,), (32,), lock) == ()
+    unfenced = cuda.RawModule(
+        code=KERNELS.replace("__threadfence();", ""), name_expressions=("scale<float>",)
+    )
+    found = unfenced.get_function("last_block").check_races((8,), (32,), arguments, blocks=None)
+    assert [r.array for r in found] == ["partial"]
+
+
+def test_bounds_are_checked_on_copies(kernels):
+    x, out = zeros(100), zeros(128)
+    with pytest.raises(cuda.OutOfBounds, match="reads 4 bytes past the end of `x`"):
+        kernels.get_function("add").check_bounds((1,), (128,), (x, zeros(128), out, 128))
+    kernels.get_function("add").check_bounds((1,), (128,), (x, zeros(128), out, 100))
+
+
+# ---- machines that lack something
+
+
+def test_no_compiler_is_one_sentence(monkeypatch):
+    from helpers.cuda import cpu
+
+    monkeypatch.setattr(cpu.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
+    with pytest.raises(machine.NotReady, match=r"(?s)needs g\+\+.*apt-get install g\+\+"):
+        cpu.compiler.__wrapped__()
+
+
+def test_another_processor_is_one_sentence(monkeypatch):
+    from helpers.cuda import cpu
+
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "riscv64")
+    with pytest.raises(machine.NotReady, match="riscv64"):
+        cpu.compiler.__wrapped__()
+
+
+@on_cpu
+def test_the_portable_fibers_work_too(tmp_path):
+    """Where there is no assembly for the switch of fibers, ucontext does it: tried here by asking for it."""
+    code = f"""
+import torch
+from helpers import cuda
+from helpers.cuda import cpu
+cpu.RUNTIME_FLAGS.append("-DCC_UCONTEXT")
+module = cuda.RawModule(code={KERNELS!r}, name_expressions=("scale<float>", "scale<int>"))
+x = torch.arange(64, dtype=torch.int32)
+module.get_function("reverse_right")((1,), (64,), (x,))
+assert x.tolist() == list(range(63, -1, -1))
+try:
+    module.get_function("half_barrier")((1,), (64,), (x,))
+except cuda.Deadlock as found:
+    print(found.line)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == str(line_of("else") + 1), run.stderr
