@@ -248,20 +248,19 @@ def make_anew(choices, lock):
 
 
 def fill(extras, torch, lock):
-    """Let pip, or uv where a build of torch is asked for, install the course with `extras` into .venv."""
+    """Install the course into .venv with pip; where a build of torch is asked for, uv has brought it before."""
     pip = [venv("bin", "python"), "-m", "pip", "--disable-pip-version-check", "install"]
     constraints, cupy = "constraints.txt", "cuda13"
     if torch == "system":
         constraints, cupy = system_packages()
+    elif torch:
+        call([*pip, "-c", constraints, "uv"], lock, "install uv")
+        uv = [venv("bin", "uv"), "pip", "install", "--python", venv("bin", "python"), "-c", constraints]
+        call([*uv, "--torch-backend", torch, "torch"], lock, "install torch for " + torch)
     wanted, told = requirement(extras, torch, cupy)
     for sentence in told:
         say(sentence)
-    if torch in ("", "system"):
-        call(pip + ["-c", constraints, "-e", wanted], lock, "install the packages")
-        return
-    call(pip + ["-c", constraints, "uv"], lock, "install uv")
-    uv = [venv("bin", "uv"), "pip", "install", "--python", venv("bin", "python"), "--torch-backend", torch]
-    call(uv + ["-c", constraints, "-e", wanted], lock, "install the packages with torch for " + torch)
+    call([*pip, "-c", constraints, "-e", wanted], lock, "install the packages")
 
 
 def system_packages():

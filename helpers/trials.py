@@ -210,7 +210,6 @@ JUPYTER = """
 import sys
 from importlib import metadata
 from pathlib import Path
-import jupyterlab
 from jupyter_client.kernelspec import KernelSpecManager
 page = Path(sys.prefix, "share/jupyter/lab/static/index.html")
 assert page.is_file(), f"JupyterLab's page {page} is missing"

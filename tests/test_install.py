@@ -101,6 +101,21 @@ def test_what_pip_is_asked_for(monkeypatch, extras, torch, cupy, wanted):
     assert install.requirement(extras, torch, cupy) == (wanted, [])
 
 
+def test_uv_brings_the_build_of_torch_that_is_asked_for(monkeypatch):
+    """And pip the rest, so that only torch and what is built with it come from torch's own index."""
+    called = []
+    monkeypatch.setattr(install, "call", lambda command, lock, purpose: called.append(command))
+    install.fill("core", "cu126", 0)
+    assert [command[command.index("install") + 1 :] for command in called] == [
+        ["-c", "constraints.txt", "uv"],
+        ["--python", install.venv("bin", "python"), "-c", "constraints.txt", "--torch-backend", "cu126", "torch"],
+        ["-c", "constraints.txt", "-e", ".[cuda12,dev]"],
+    ]
+    called.clear()
+    install.fill("core", "", 0)
+    assert len(called) == 1
+
+
 def test_an_old_glibc_leaves_mojo_out_and_says_so(monkeypatch):
     monkeypatch.setattr(install.platform, "libc_ver", lambda: ("glibc", "2.31"))
     wanted, [told] = install.requirement("all", "")
