@@ -475,6 +475,13 @@ def test_a_float4_is_one_request(kernels):
     assert (access.requests, access.bytes_per_lane, access.sectors) == (1, 16, 16)
 
 
+def test_kernels_may_have_names_of_the_c_library():
+    code = 'extern "C" __global__ void div(float* x) { x[threadIdx.x] /= 2; }'
+    x = torch.ones(4, device=DEVICE)
+    cuda.RawModule(code=code).get_function("div")((1,), (4,), (x,))
+    assert x.tolist() == [0.5] * 4
+
+
 @on_cpu
 def test_recorded_launches_are_traced(kernels):
     x = torch.ones(1000)

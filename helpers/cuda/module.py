@@ -106,8 +106,8 @@ class Kernel:
 
         grid, block: 1 to 3 numbers of blocks, of threads a block. args: torch tensors, numbers, numpy scalars,
         size-1 numpy arrays (structs, by value). shared_mem: bytes of dynamic shared memory.
-        order ("forward", "reverse", "shuffle") and seed change in which order the CPU runner takes threads and
-        blocks: a kernel whose result changes lacks a barrier or an atomic. On a GPU they mean nothing.
+        order ("forward", "reverse", "shuffle") and seed change in which order the CPU runner takes threads: a kernel
+        whose result changes lacks a barrier or an atomic. On a GPU they mean nothing.
         """
         grid, block = _three(grid, "grid"), _three(block, "block")
         self._check_launch(grid, block, shared_mem)

@@ -45,6 +45,8 @@ def to_cpp(code: str, entries: Sequence[str], variables: Sequence[str]) -> str:
     text = _ANSWERED.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), code)
     text = re.sub(r"(__shared__\s+)alignas\s*\(", r"\1__align__(", text)
     text = _dynamic_shared(text)
+    # kernels may bear names that C's library uses (div, index), so the compiler sees them under others
+    head += "".join(f"#define {name} cc_kernel_{name}\n" for name in entries if name.isidentifier())
     tail = [f"CC_ENTRY({i}, {name})" for i, name in enumerate(entries)] + [
         f"CC_VARIABLE({v})" for v in variables
     ]
