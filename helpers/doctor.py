@@ -15,6 +15,7 @@ import tomllib
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from warnings import catch_warnings
 
 from . import ROOT, install, machine
 
@@ -71,8 +72,10 @@ class Driver:
 
 def nvidia() -> Driver | None:
     """The NVIDIA driver; None where there is none. Asking creates no CUDA context."""
-    import pynvml as nvml
-
+    try:
+        import pynvml as nvml
+    except ImportError:  # the row of packages says that nvidia-ml-py is missing; torch still tells of a card
+        return None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:  # no library, no driver, no permission: for the course all mean that there is none
@@ -101,7 +104,9 @@ def the_torch() -> Torch:
     import torch
 
     card = None
-    if torch.version.cuda and torch.cuda.is_available():
+    with catch_warnings(action="ignore"):  # of a driver that is too old torch warns, and the row of the GPU says it
+        available = bool(torch.version.cuda) and torch.cuda.is_available()
+    if available:
         p = torch.cuda.get_device_properties(torch.cuda.current_device())
         card = p.name, (p.major, p.minor), p.total_memory, torch.cuda.mem_get_info()[0]
     return Torch(torch.__version__, torch.version.cuda or "", torch.version.hip or "", card)

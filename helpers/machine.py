@@ -8,6 +8,7 @@ later and a CUDA build of torch are there, else "cpu". `HELPERS_MODE=cpu` or `=g
 import os
 import platform
 import sys
+import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -146,7 +147,9 @@ def _no_gpu() -> str | None:
         return "this torch is a ROCm build, and the course's kernels are for NVIDIA cards"
     if not torch.version.cuda:
         return "this torch is a CPU build" + (" although the machine has an NVIDIA driver" if _driver() else "")
-    if not torch.cuda.is_available():
+    with warnings.catch_warnings(action="ignore"):  # of a driver that is too old; the doctor's sentence says it
+        available = torch.cuda.is_available()
+    if not available:
         driver = _driver()
         if not driver:
             return "no NVIDIA driver was found"
