@@ -33,6 +33,7 @@ FLAGS = [
     "-gdwarf-4",
     "-w",
     "-fPIC",
+    "-fno-plt",
     "-fsanitize=thread",
     "-fvisibility=hidden",
     "-fno-gnu-unique",

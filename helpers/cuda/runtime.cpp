@@ -83,6 +83,12 @@ struct Stacks {  // memory for the fibers of one block, kept from launch to laun
   Fiber* fiber(unsigned i) const { return (Fiber*)top(i) - 1; }
 };
 
+struct Window {  // addresses at which an access of up to 16 bytes is known to be allowed
+  uint64_t low = 0, size = 0;
+};
+
+Window window(uint64_t low, uint64_t high) { return {low, high - low >= 16 ? high - low - 15 : 0}; }
+
 struct Shadow;
 
 struct Worker {
@@ -99,8 +105,8 @@ struct Worker {
   unsigned waiting[WARP], active[WARP], gone[WARP];  // lanes by warp: at a warp barrier, at __activemask, finished
   uint64_t shared_low, shared_high, dynamic_low, dynamic_high, module_low, module_high;
   std::vector<char> dynamic;
-  uint64_t last_low, last_size;
-  int last_range;
+  Window shared, dynamic_window, recent[2];  // recent: of the array arguments last found
+  bool quick;                                // in a plain run an access within a window needs no more looking at
   Fiber* running;
 #ifdef CC_SLOW_SWITCH
   ucontext_t context;
@@ -575,44 +581,42 @@ void search_races(Worker* w, Fiber* f, uint64_t address, size_t size, Kind kind,
 }
 
 // ------------------------------------------------------------------------------------------------ accesses
-inline void touch(const void* pointer, size_t size, Kind kind, void* return_address, bool aligned) {
-  if (launches.load(std::memory_order_relaxed) == 0) return;  // a static initialiser, while the library is loaded
-  Fiber* f = self();
-  auto address = (uint64_t)pointer;
-  if (((address ^ (uint64_t)f) & ~(STACK - 1)) == 0) return;  // a local variable
+[[gnu::noinline]] void look(Fiber* f, uint64_t address, size_t size, Kind kind, uint64_t pc, bool aligned) {
   Worker* w = f->worker;
-  if (--f->turn == 0) {
+  Launch* l = w->launch;
+  if (f->turn == 0) {
     f->turn = TURN;
     if (!w->stop->load() && interrupted) first_failure(w, f, INTERRUPTED);
     if (w->stop->load()) abandon(f);
     to_worker(f);
   }
-  Launch* l = w->launch;
-  auto pc = (uint64_t)return_address;
   Space space = OTHER;
   int range = -1;
-  if (address - w->last_low < w->last_size) {
-    space = ARRAY, range = w->last_range;
-  } else if (address >= w->shared_low && address + size <= w->shared_high) {
-    space = SHARED;
-  } else if (address >= w->dynamic_low && address + size <= w->dynamic_high) {
-    space = SHARED;
-  } else {
-    for (uint32_t i = 0; i < l->range_count; i++)
-      if (address >= l->ranges[i].low && address + size <= l->ranges[i].high) {
-        space = ARRAY, range = i;
-        w->last_low = l->ranges[i].low, w->last_range = i;
-        w->last_size = l->ranges[i].high - w->last_low - 15;  // an access of up to 16 bytes that begins here fits
-        if (l->ranges[i].high - w->last_low < 16) w->last_size = 0;
-        break;
-      }
-    if (space == OTHER && address >= w->module_low && address + size <= w->module_high) space = MODULE;
-    if (space == OTHER && l->strict) fail_at_address(f, OUT_OF_BOUNDS, pc, address, size, kind);
-  }
+  auto within = [&](uint64_t low, uint64_t high) { return address >= low && address + size <= high; };
+  if (within(w->shared_low, w->shared_high) || within(w->dynamic_low, w->dynamic_high)) space = SHARED;
+  else if (within(w->module_low, w->module_high)) space = MODULE;
+  for (uint32_t i = 0; space == OTHER && i < l->range_count; i++)
+    if (within(l->ranges[i].low, l->ranges[i].high)) {
+      space = ARRAY, range = i;
+      w->recent[1] = w->recent[0];
+      w->recent[0] = window(l->ranges[i].low, l->ranges[i].high);
+    }
+  if (space == OTHER && l->strict) fail_at_address(f, OUT_OF_BOUNDS, pc, address, size, kind);
   if (aligned && (address & (size - 1))) fail_at_address(f, MISALIGNED, pc, address, size, kind);
-  if (l->mode == RUN) return;
   if (l->mode == TRACE) f->log->push_back({pc, address, (uint32_t)size, (uint8_t)kind, (uint8_t)space, (int16_t)range});
-  else search_races(w, f, address, size, kind, pc, space, range);
+  if (l->mode == RACES) search_races(w, f, address, size, kind, pc, space, range);
+}
+
+[[gnu::always_inline]] inline void touch(const void* p, size_t size, Kind kind, void* return_address, bool aligned) {
+  if (launches.load(std::memory_order_relaxed) == 0) return;  // a static initialiser, while the library is loaded
+  Fiber* f = self();
+  auto address = (uint64_t)p;
+  if (((address ^ (uint64_t)f) & ~(STACK - 1)) == 0) return;  // a local variable
+  Worker* w = f->worker;
+  bool known = address - w->recent[0].low < w->recent[0].size || address - w->shared.low < w->shared.size ||
+               address - w->recent[1].low < w->recent[1].size || address - w->dynamic_window.low < w->dynamic_window.size;
+  if (--f->turn && known && w->quick && !(aligned && (address & (size - 1)))) return;
+  look(f, address, size, kind, (uint64_t)return_address, aligned);
 }
 
 // ------------------------------------------------------------------------------------------------ trace
@@ -766,6 +770,9 @@ void work(Launch* l, std::atomic<uint64_t>* next, std::atomic<bool>* stop, Worke
   w->dynamic.resize(l->shared_bytes + 1024);
   w->dynamic_low = ((uint64_t)w->dynamic.data() + 1023) & ~1023ull;
   w->dynamic_high = w->dynamic_low + l->shared_bytes;
+  w->shared = window(w->shared_low, w->shared_high);
+  w->dynamic_window = window(w->dynamic_low, w->dynamic_high);
+  w->quick = l->mode == RUN;
   current_worker = w;
   std::vector<unsigned> order(w->threads);
   for (unsigned i = 0; i < w->threads; i++) order[i] = l->order == REVERSE ? w->threads - 1 - i : i;
