@@ -1,0 +1,60 @@
+"""Bytes by arithmetic and by counting requests; what needs hardware counters is lesson 01's to show."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from helpers import machine, traffic
+
+cpu_only = pytest.mark.skipif(machine.gpu(), reason="says what CPU mode does")
+
+
+@triton.jit
+def twice(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n) + tl.load(x_ptr + i, mask=i < n), mask=i < n)
+
+
+def test_least_counts_each_tensor_once_by_its_own_element_size():
+    half, single = torch.empty(10, 20, dtype=torch.float16), torch.empty(7)
+    assert traffic.least(reads=(half, single), writes=(single,)) == 10 * 20 * 2 + 2 * 7 * 4
+
+
+@cpu_only
+def test_requests_count_unmasked_lanes_only_and_every_load():
+    x, y = torch.randn(1000), torch.empty(1000)
+    asked = traffic.requested(lambda: twice[(8,)](x, y, 1000, BLOCK=128))
+    assert (asked.read, asked.written, asked.total) == (2 * 4000, 4000, 12000)
+
+
+@cpu_only
+def test_counters_are_refused_in_cpu_mode_with_a_sentence():
+    with pytest.raises(machine.NotReady, match="DRAM counters are a GPU's"):
+        traffic.measured(test_least_counts_each_tensor_once_by_its_own_element_size)
+
+
+def test_a_profile_is_split_into_calls_at_the_marker_kernel():
+    def rows(*names):
+        return [{"Kernel Name": n} for n in names]
+
+    marker = "at::cuda::spin_kernel(long)"
+    calls = traffic._by_call(rows("a", "b", marker, "a", marker, marker, "c", marker), functions=2, repeats=2)
+    assert [[[r["Kernel Name"] for r in call] for call in function] for function in calls] == [
+        [["a", "b"], ["a"]],
+        [[], ["c"]],
+    ]
+    with pytest.raises(RuntimeError, match="4 calls were profiled, but 1 came back"):
+        traffic._by_call(rows("a", marker), functions=2, repeats=2)
+
+
+def test_ncu_tables_lose_their_chatter_and_row_of_units():
+    text = '==PROF== Connected\nprinted by the program\n"ID","Kernel Name","m"\n"","","byte"\n"0","k(int)","1,024"\n'
+    (row,) = traffic._parse(text)
+    assert row["Kernel Name"] == "k(int)" and traffic._value(row, "m") == 1024.0
+
+
+def test_missing_permission_is_named_with_its_mend():
+    done = type("Done", (), {"stdout": "==ERROR== ERR_NVGPUCTRPERM", "stderr": "", "exit": 1, "timed_out": False})
+    problem = traffic._failure(done)
+    assert isinstance(problem, machine.NotReady) and "NVreg_RestrictProfilingToAdminUsers=0" in problem.mend
