@@ -271,6 +271,8 @@ def stale(paths: Iterable[Path]) -> list[str]:
     for file in sorted(records.FOLDER.glob("*.json")):
         for key, entry in records.load(file)["figures"].items():
             name, code = codes.get(key, ("", ""))
-            if name and entry.get("code", "") != code:
+            if not name:
+                found.append(f"{file.name}: {key} is declared by no notebook")
+            elif entry.get("code", "") != code:
                 found.append(f"{file.name}: {key} was measured on {entry.get('date', '?')} by other code of {name}")
     return found

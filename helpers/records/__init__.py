@@ -186,7 +186,7 @@ def label(about: dict) -> str:
 def _save(kind: str, entries: dict) -> None:
     """Merge entries into the file that `python -m helpers measure` names in HELPERS_RECORD; else do nothing."""
     if path := os.environ.get("HELPERS_RECORD"):
-        merge(Path(path), kind, entries, this_machine(), os.environ.get("HELPERS_RECORD_CODE", ""))
+        merge(Path(path), kind, entries, this_machine())
 
 
 def merge(path: Path, kind: str, entries: dict, about: dict, code: str = "") -> None:
