@@ -15,14 +15,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from .. import machine
+from . import abi
 from .nvrtc import FILE, CompileError, include_folders
 from .translate import NOT_ON_A_CPU, to_cpp, variables
 
 HERE = Path(__file__).parent
-READ, WRITE, ATOMIC = range(3)
-SPACES = ("array", "shared", "module", "other")
-ORDERS = {"forward": 0, "reverse": 1, "shuffle": 2}
-RUN, TRACE, RACES = range(3)
 
 # -fsanitize=thread puts a call before every access, which runtime.cpp answers. Structs stay whole (a float4 is one
 # access, as on a GPU), loops are not vectorised, and pointers may be reinterpreted, as nvcc lets them be.
@@ -34,6 +31,7 @@ FLAGS = [
     "-w",
     "-fPIC",
     "-fno-plt",
+    "-fstack-clash-protection",
     "-fsanitize=thread",
     "-fvisibility=hidden",
     "-fno-gnu-unique",
@@ -54,96 +52,13 @@ if platform.machine() == "x86_64":
 _lock = threading.RLock()  # one kernel at a time: runtime.cpp's hooks serve one launch
 
 
-class _U3(ctypes.Structure):
-    _fields_ = [(c, ctypes.c_uint32) for c in "xyz"]
-
-    def tuple(self) -> tuple[int, int, int]:
-        return self.x, self.y, self.z
-
-
-class _Range(ctypes.Structure):
-    _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
-
-
-class _Failure(ctypes.Structure):
-    _fields_ = [
-        ("fault", ctypes.c_int32),
-        ("line", ctypes.c_int32),
-        ("other_line", ctypes.c_int32),
-        ("pc", ctypes.c_uint64),
-        ("address", ctypes.c_uint64),
-        ("size", ctypes.c_uint32),
-        ("kind", ctypes.c_uint32),
-        ("range", ctypes.c_int32),
-        ("block", _U3),
-        ("thread", _U3),
-        ("waiting", ctypes.c_uint32),
-        ("live", ctypes.c_uint32),
-        ("text", ctypes.c_char * 512),
-    ]
-
-
-class _Access(ctypes.Structure):
-    _fields_ = [
-        ("pc", ctypes.c_uint64),
-        ("kind", ctypes.c_uint32),
-        ("space", ctypes.c_uint32),
-        ("range", ctypes.c_int32),
-        ("size", ctypes.c_uint32),
-        *((n, ctypes.c_uint64) for n in ("requests", "lanes", "bytes", "sectors", "passes", "least_passes")),
-    ]
-
-
-class _Race(ctypes.Structure):
-    _fields_ = [
-        ("pc", ctypes.c_uint64),
-        ("other_pc", ctypes.c_uint64),
-        ("kind", ctypes.c_uint32),
-        ("other_kind", ctypes.c_uint32),
-        ("space", ctypes.c_uint32),
-        ("range", ctypes.c_int32),
-        ("address", ctypes.c_uint64),
-        ("block", _U3),
-        ("other_block", _U3),
-        ("thread", ctypes.c_uint32),
-        ("other_thread", ctypes.c_uint32),
-        ("count", ctypes.c_uint64),
-    ]
-
-
-class _Launch(ctypes.Structure):
-    _fields_ = [
-        ("kernel", ctypes.c_void_p),
-        ("anchor", ctypes.c_void_p),
-        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
-        ("ranges", ctypes.POINTER(_Range)),
-        ("range_count", ctypes.c_uint32),
-        ("strict", ctypes.c_uint32),
-        ("grid", _U3),
-        ("block", _U3),
-        ("shared_bytes", ctypes.c_uint64),
-        ("workers", ctypes.c_uint32),
-        ("mode", ctypes.c_uint32),
-        ("order", ctypes.c_uint32),
-        ("seed", ctypes.c_uint32),
-        ("blocks", ctypes.c_uint64),
-        ("failure", _Failure),
-        ("accesses", ctypes.POINTER(_Access)),
-        ("access_count", ctypes.c_uint64),
-        ("races", ctypes.POINTER(_Race)),
-        ("race_count", ctypes.c_uint64),
-        ("printed", ctypes.c_void_p),
-        ("printed_bytes", ctypes.c_uint64),
-    ]
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What one run gave: the runtime's structs, copied, and what the kernel printed."""
 
-    failure: _Failure
-    accesses: tuple[_Access, ...]
-    races: tuple[_Race, ...]
+    failure: abi.Failure
+    accesses: tuple[abi.Access, ...]
+    races: tuple[abi.Race, ...]
     printed: str
 
 
@@ -179,7 +94,7 @@ class Library:
         *,
         shared_bytes: int = 0,
         strict: bool = True,
-        mode: int = RUN,
+        mode: int = abi.RUN,
         order: str = "forward",
         seed: int = 0,
         blocks: int = 0,
@@ -188,8 +103,8 @@ class Library:
         """Run one launch to its end or first failure. ranges: (low, high) addresses that the kernel may touch."""
         buffers = [ctypes.create_string_buffer(v, max(len(v), 1)) for v in values]
         pointers = (ctypes.c_void_p * max(len(buffers), 1))(*(ctypes.addressof(b) for b in buffers))
-        spans = (_Range * max(len(ranges), 1))(*(_Range(*r) for r in ranges))
-        launch = _Launch(
+        spans = (abi.Range * max(len(ranges), 1))(*(abi.Range(*r) for r in ranges))
+        launch = abi.Launch(
             kernel=ctypes.cast(
                 getattr(self.handle, f"cc_entry_{self.entries.index(entry)}"), ctypes.c_void_p
             ),
@@ -198,12 +113,12 @@ class Library:
             ranges=spans,
             range_count=len(ranges),
             strict=strict,
-            grid=_U3(*grid),
-            block=_U3(*block),
+            grid=abi.U3(*grid),
+            block=abi.U3(*block),
             shared_bytes=shared_bytes,
             workers=workers or min(os.cpu_count() or 1, 16),
             mode=mode,
-            order=ORDERS[order],
+            order=abi.ORDERS[order],
             seed=seed,
             blocks=blocks,
         )
@@ -213,9 +128,9 @@ class Library:
             raise MemoryError("There is not enough memory for the stacks of one block's threads.")
         printed = ctypes.string_at(launch.printed, launch.printed_bytes).decode(errors="replace")
         outcome = Outcome(
-            _Failure.from_buffer_copy(launch.failure),
-            tuple(_Access.from_buffer_copy(launch.accesses[i]) for i in range(launch.access_count)),
-            tuple(_Race.from_buffer_copy(launch.races[i]) for i in range(launch.race_count)),
+            abi.Failure.from_buffer_copy(launch.failure),
+            tuple(abi.Access.from_buffer_copy(launch.accesses[i]) for i in range(launch.access_count)),
+            tuple(abi.Race.from_buffer_copy(launch.races[i]) for i in range(launch.race_count)),
             printed,
         )
         _runtime().cc_release(ctypes.byref(launch))
@@ -306,7 +221,7 @@ def _runtime_path() -> Path:
 
 
 def _own_text() -> list[str]:
-    return [(HERE / f).read_text() for f in ("runtime.h", "runtime.cpp", "runner.h", "runner_math.h")]
+    return [(HERE / f).read_text() for f in sorted(p.name for p in HERE.glob("run*.*"))]
 
 
 def _hash(*parts: str) -> str:

@@ -1,20 +1,7 @@
 """What can go wrong in a kernel on the CPU, as exceptions that name the reader's line."""
 
-from .cpu import READ, Library, Outcome
-
-(
-    _,
-    OUT_OF_BOUNDS,
-    MISALIGNED,
-    DEADLOCK,
-    MIXED,
-    NOT_IN_MASK,
-    ASSERTION,
-    TRAP,
-    DIVISION,
-    SEGMENTATION,
-    INTERRUPTED,
-) = range(11)
+from . import abi
+from .cpu import Library, Outcome
 
 
 class KernelError(RuntimeError):
@@ -50,7 +37,7 @@ def raise_for(
     f = outcome.failure
     if f.fault == 0:
         return
-    if f.fault == INTERRUPTED:
+    if f.fault == abi.INTERRUPTED:
         raise KeyboardInterrupt
     line = f.line or library.lines([f.pc]).get(f.pc, 0)
     lines = code.splitlines()
@@ -59,11 +46,11 @@ def raise_for(
     where = f"thread {f.thread.tuple()} of block {f.block.tuple()}"
     kind, message = KernelError, ""
     does = {0: "reads", 1: "writes"}.get(f.kind, "updates")
-    if f.fault == OUT_OF_BOUNDS:
+    if f.fault == abi.OUT_OF_BOUNDS:
         kind, message = OutOfBounds, f"{where} {does} {f.size} bytes {_relative(f, names, sizes)}."
-    elif f.fault == MISALIGNED:
+    elif f.fault == abi.MISALIGNED:
         message = f"{where} {does} {f.size} bytes at an address that is no multiple of {f.size}: a GPU refuses that."
-    elif f.fault == DEADLOCK:
+    elif f.fault == abi.DEADLOCK:
         kind = Deadlock
         message = f"{where} waits for lanes of its warp that are named in the mask and never reach this call."
         if f.other_line:
@@ -71,22 +58,22 @@ def raise_for(
                 message[:-1]
                 + f"; {f.waiting} threads of its block wait at __syncthreads() in line {f.other_line}."
             )
-    elif f.fault == MIXED:
+    elif f.fault == abi.MIXED:
         kind = Deadlock
         what = "__syncthreads()" if f.text == b"block" else "*_sync calls"
         whose = "one block" if f.text == b"block" else "one warp"
         message = f"threads of {whose} meet at different {what} (lines {line} and {f.other_line}): undefined on a GPU."
-    elif f.fault == NOT_IN_MASK:
+    elif f.fault == abi.NOT_IN_MASK:
         message = (
             f"{where} (lane {_lane(f)}) calls a *_sync function with a mask that leaves out its own lane."
         )
-    elif f.fault == ASSERTION:
+    elif f.fault == abi.ASSERTION:
         kind, message = AssertFailed, f"{where}: assertion `{f.text.decode(errors='replace')}` failed."
-    elif f.fault == TRAP:
+    elif f.fault == abi.TRAP:
         message = f"{where} called __trap()."
-    elif f.fault == DIVISION:
+    elif f.fault == abi.DIVISION:
         message = f"{where} divides an integer by zero: the result is undefined on a GPU."
-    elif f.fault == SEGMENTATION:
+    elif f.fault == abi.SEGMENTATION:
         message = (
             f"{where} touches memory that is not there ({f.address:#x}), or its local arrays are too large."
         )
@@ -98,20 +85,19 @@ def _lane(f) -> str:
 
 
 def _relative(f, names: list[str], sizes: list) -> str:
-    """The address in terms of the nearest array: "16 bytes past the end of `x` (element 1028 of 1024)"."""
-    if f.range < 0 or not sizes:
-        return f"at address {f.address:#x}, which belongs to no argument"
-    low, high, item = sizes[f.range]
-    name = f"`{names[f.range]}`" if names[f.range] else f"array argument {f.range}"
-    count = (high - low) // item
-    index = (f.address - low) // item
-    if f.address < low:
-        if low - f.address > 1 << 32:
-            return "at an address far from every array argument (an uninitialised or wrong pointer?)"
-        return f"{low - f.address:,} bytes before the start of {name} (element {index:,})"
-    if f.address - high > 1 << 32:
+    """The address in terms of the nearest array: "past the end of `x` (element 1,028 of 1,024)"."""
+    if f.address < 4096:
+        return "through a null pointer"
+    if f.range in _SHARED:
+        return f"outside the block's {_SHARED[f.range]}"
+    low, high, item = sizes[f.range] if 0 <= f.range < len(sizes) else (0, 0, 1)
+    if max(low - f.address, f.address - high) > 1 << 32:
         return "at an address far from every array argument (an uninitialised or wrong pointer?)"
-    return f"{'past' if f.address >= high else 'across'} the end of {name} (element {index:,} of {count:,})"
+    name = f"`{names[f.range]}`" if names[f.range] else f"array argument {f.range}"
+    if f.address < low:
+        return f"{low - f.address:,} bytes before the start of {name} (element {(f.address - low) // item:,})"
+    side = "past" if f.address >= high else "across"
+    return f"{side} the end of {name} (element {(f.address - low) // item:,} of {(high - low) // item:,})"
 
 
-__all__ = ["READ", "AssertFailed", "Deadlock", "KernelError", "OutOfBounds", "raise_for"]
+_SHARED = {-2: "dynamic shared memory (see the launch's shared_mem)", -3: "__shared__ arrays"}

@@ -2,19 +2,17 @@
 
 import ctypes
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from .. import machine
-from . import cpu, faults, nvrtc
+from . import abi, cpu, faults, nvrtc
 from . import trace as tracing
-from .arguments import BadArgument, Declared, Value, bind, declared
+from .arguments import Declared, Value, bind, declared
+from .gpu import GpuModule
 
 MOST_THREADS = 1024
 MOST_BLOCK = (1024, 1024, 64)
@@ -81,8 +79,8 @@ class RawModule:
         return cpu.build(self.code, self._names, self.options)
 
     @cached_property
-    def _on_gpu(self) -> "_GpuModule":
-        return _GpuModule(self.binary)
+    def _on_gpu(self) -> "GpuModule":
+        return GpuModule(self.binary)
 
 
 class Kernel:
@@ -111,15 +109,15 @@ class Kernel:
         """
         grid, block = _three(grid, "grid"), _three(block, "block")
         self._check_launch(grid, block, shared_mem)
-        if order not in cpu.ORDERS:
-            raise ValueError(f"order={order!r}: it is one of {', '.join(cpu.ORDERS)}.")
+        if order not in abi.ORDERS:
+            raise ValueError(f"order={order!r}: it is one of {', '.join(abi.ORDERS)}.")
         values = bind(self.name, self._parameters, self._declared, args, machine.device())
         if machine.gpu():
             self.module._on_gpu.launch(self.name, grid, block, values, shared_mem)
             return
         recording = tracing.recording()
         outcome = self._run(
-            grid, block, values, shared_mem, cpu.RUN if recording is None else cpu.TRACE, order, seed
+            grid, block, values, shared_mem, abi.RUN if recording is None else abi.TRACE, order, seed
         )
         if recording is not None:
             recording.append(self._trace(outcome, values))
@@ -129,7 +127,7 @@ class Kernel:
 
         It is always the CPU runner's, on a GPU machine too: accesses as the source writes them.
         """
-        outcome, values = self._on_copies(grid, block, args, shared_mem, cpu.TRACE, blocks or 0)
+        outcome, values = self._on_copies(grid, block, args, shared_mem, abi.TRACE, blocks or 0)
         return self._trace(outcome, values)
 
     def check_races(
@@ -139,13 +137,13 @@ class Kernel:
 
         Looks at the first `blocks` blocks (None: all), on copies of `args`; empty when there are none.
         """
-        outcome, values = self._on_copies(grid, block, args, shared_mem, cpu.RACES, blocks or 0)
+        outcome, values = self._on_copies(grid, block, args, shared_mem, abi.RACES, blocks or 0)
         found = self.module._on_cpu.lines([pc for r in outcome.races for pc in (r.pc, r.other_pc)])
         return tracing.races(outcome.races, found, self.module.code, _array_names(values))
 
     def check_bounds(self, grid, block, args=(), shared_mem: int = 0, blocks: int | None = None) -> None:
         """Raise `OutOfBounds` at the first access outside the arrays in `args`; run on copies of them."""
-        self._on_copies(grid, block, args, shared_mem, cpu.RUN, blocks or 0)
+        self._on_copies(grid, block, args, shared_mem, abi.RUN, blocks or 0)
 
     def _on_copies(
         self, grid, block, args, shared_mem: int, mode: int, blocks: int
@@ -254,104 +252,3 @@ def _copy(arg, copies: dict[int, torch.UntypedStorage]):
         copies[storage.data_ptr()] = storage.cpu() if arg.is_cuda else storage.clone()
     out = torch.empty(0, dtype=arg.dtype)
     return out.set_(copies[storage.data_ptr()], arg.storage_offset(), arg.size(), arg.stride())
-
-
-class _GpuModule:
-    """A compiled binary loaded through CuPy."""
-
-    def __init__(self, binary: nvrtc.Binary):
-        import cupy
-
-        self._binary = binary
-        self._folder = tempfile.TemporaryDirectory()
-        path = Path(self._folder.name, "kernel.cubin")
-        path.write_bytes(binary.cubin)
-        self._module = cupy.RawModule(path=str(path))
-        self._functions: dict = {}
-        self._shared: dict[str, int] = {}
-
-    def launch(self, name: str, grid, block, values: list[Value], shared_mem: int) -> None:
-        function = self._functions.get(name)
-        if function is None:
-            function = self._functions[name] = self._module.get_function(self._binary.lowered[name])
-        if shared_mem + self._binary.kernels[name].shared_bytes > 48 << 10 and shared_mem > self._shared.get(
-            name, 0
-        ):
-            function.max_dynamic_shared_size_bytes = shared_mem
-            self._shared[name] = shared_mem
-        raw = [np.frombuffer(v.bytes, _raw_type(len(v.bytes))) for v in values]
-        capturing = torch.cuda.is_current_stream_capturing()
-        with _torch_stream(), _printing(self._binary, capturing):
-            function(grid, block, tuple(raw), shared_mem=shared_mem)
-
-    def variable(self, name: str) -> torch.Tensor:
-        import cupy
-
-        pointer = self._module.get_global(name)
-        found = cupy.ndarray((_size_in_ptx(self._binary.ptx, name),), cupy.uint8, pointer)
-        return torch.as_tensor(found, device="cuda")
-
-
-def _raw_type(size: int) -> np.dtype:
-    """A numpy type of `size` bytes: CuPy passes numpy arrays of size 1 by value, whatever their layout."""
-    return np.dtype({1: "u1", 2: "u2", 4: "u4", 8: "u8"}.get(size) or [("bytes", "u1", (size,))])
-
-
-def _size_in_ptx(ptx: str, name: str) -> int:
-    import re
-
-    m = re.search(
-        rf"\.(?:const|global)\s+(?:\.align\s+\d+\s+)?\.[usbf](\d+)\s+{re.escape(name)}(?:\[(\d+)\])?", ptx
-    )
-    if not m:
-        raise KeyError(f"The source has no __constant__ or __device__ variable {name!r}.")
-    return int(m[1]) // 8 * int(m[2] or 1)
-
-
-@contextmanager
-def _torch_stream():
-    """CuPy's current stream is torch's: launches are ordered with torch's work, and captured in its graphs."""
-    import cupy
-
-    stream = torch.cuda.current_stream()
-    with cupy.cuda.Stream.from_external(_Protocol(stream.cuda_stream)):
-        yield
-
-
-class _Protocol:
-    """A stream by its address, for CuPy; older torch streams do not speak the protocol themselves."""
-
-    def __init__(self, address: int):
-        self._address = address
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._address
-
-
-@contextmanager
-def _printing(binary: nvrtc.Binary, capturing: bool):
-    """What a kernel prints appears in the cell that launched it: the C library's output is taken and passed on."""
-    if "vprintf" not in binary.ptx or capturing:
-        yield
-        return
-    import os
-
-    libc = ctypes.CDLL(None)
-    torch.cuda.synchronize()
-    libc.fflush(None)
-    sys.stdout.flush()
-    kept = os.dup(1)
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 1)
-        try:
-            yield
-            torch.cuda.synchronize()
-            libc.fflush(None)
-        finally:
-            os.dup2(kept, 1)
-            os.close(kept)
-        file.seek(0)
-        sys.stdout.write(file.read().decode(errors="replace"))
-
-
-__all__ = ["BadArgument", "Kernel", "LaunchError", "RawModule"]

@@ -31,13 +31,15 @@ enum Fault : int32_t {
   INTERRUPTED,
 };
 
+enum Nearest : int32_t { NOTHING = -1, DYNAMIC_SHARED = -2, STATIC_SHARED = -3 };
+
 struct Failure {  // the first thing that went wrong
   int32_t fault;
   int32_t line, other_line;  // from __LINE__ where the runtime was told one, else 0
   uint64_t pc;               // offset in the kernel's library, 0 where there is none
   uint64_t address;
   uint32_t size, kind;
-  int32_t range;             // the array argument nearest below or around the address, -1: none
+  int32_t range;             // the array argument nearest to the address, or one of Nearest
   U3 block, thread;
   uint32_t waiting, live;    // threads at the barrier, threads not yet finished
   char text[512];

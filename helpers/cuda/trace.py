@@ -4,9 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from .cpu import SPACES
-
-KINDS = ("load", "store", "atomic")
+from .abi import KINDS, SPACES
 
 
 @dataclass(frozen=True)

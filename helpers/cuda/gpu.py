@@ -1,0 +1,109 @@
+"""Launch compiled CUDA C on the GPU: CuPy underneath, on torch's current stream."""
+
+import ctypes
+import os
+import re
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .arguments import Value
+from .nvrtc import Binary
+
+
+class GpuModule:
+    """A compiled binary loaded through CuPy."""
+
+    def __init__(self, binary: Binary):
+        import cupy
+
+        self._binary = binary
+        self._folder = tempfile.TemporaryDirectory()
+        path = Path(self._folder.name, "kernel.cubin")
+        path.write_bytes(binary.cubin)
+        self._module = cupy.RawModule(path=str(path))
+        self._functions: dict = {}
+        self._shared: dict[str, int] = {}
+
+    def launch(self, name: str, grid, block, values: list[Value], shared_mem: int) -> None:
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._module.get_function(self._binary.lowered[name])
+        if shared_mem + self._binary.kernels[name].shared_bytes > 48 << 10 and shared_mem > self._shared.get(
+            name, 0
+        ):
+            function.max_dynamic_shared_size_bytes = shared_mem
+            self._shared[name] = shared_mem
+        raw = [np.frombuffer(v.bytes, _raw_type(len(v.bytes))) for v in values]
+        capturing = torch.cuda.is_current_stream_capturing()
+        with _torch_stream(), _printing(self._binary, capturing):
+            function(grid, block, tuple(raw), shared_mem=shared_mem)
+
+    def variable(self, name: str) -> torch.Tensor:
+        import cupy
+
+        pointer = self._module.get_global(name)
+        found = cupy.ndarray((_size_in_ptx(self._binary.ptx, name),), cupy.uint8, pointer)
+        return torch.as_tensor(found, device="cuda")
+
+
+def _raw_type(size: int) -> np.dtype:
+    """A numpy type of `size` bytes: CuPy passes numpy arrays of size 1 by value, whatever their layout."""
+    return np.dtype({1: "u1", 2: "u2", 4: "u4", 8: "u8"}.get(size) or [("bytes", "u1", (size,))])
+
+
+def _size_in_ptx(ptx: str, name: str) -> int:
+    m = re.search(
+        rf"\.(?:const|global)\s+(?:\.align\s+\d+\s+)?\.[usbf](\d+)\s+{re.escape(name)}(?:\[(\d+)\])?", ptx
+    )
+    if not m:
+        raise KeyError(f"The source has no __constant__ or __device__ variable {name!r}.")
+    return int(m[1]) // 8 * int(m[2] or 1)
+
+
+@contextmanager
+def _torch_stream():
+    """CuPy's current stream is torch's: launches are ordered with torch's work, and captured in its graphs."""
+    import cupy
+
+    stream = torch.cuda.current_stream()
+    with cupy.cuda.Stream.from_external(_Protocol(stream.cuda_stream)):
+        yield
+
+
+class _Protocol:
+    """A stream by its address, for CuPy; older torch streams do not speak the protocol themselves."""
+
+    def __init__(self, address: int):
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+@contextmanager
+def _printing(binary: Binary, capturing: bool):
+    """What a kernel prints appears in the cell that launched it: the C library's output is taken and passed on."""
+    if "vprintf" not in binary.ptx or capturing:
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    torch.cuda.synchronize()
+    libc.fflush(None)
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+        try:
+            yield
+            torch.cuda.synchronize()
+            libc.fflush(None)
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+        file.seek(0)
+        sys.stdout.write(file.read().decode(errors="replace"))
