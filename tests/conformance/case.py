@@ -40,5 +40,5 @@ def integers(g: torch.Generator, high: int, *shape: int, dtype: torch.dtype = to
     return torch.randint(0, high, shape, generator=g).to(dtype)
 
 
-F32, F16, BF16 = 2e-6, 2e-3, 1.6e-2
+F32, F16, BF16 = 1e-6, 6e-4, 4e-3
 """Tolerances: a few roundings of 24, 11 and 8 significant bits."""
