@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
-from . import ROOT, child, interpreter, locks, machine, show, source
+from . import ROOT, child, cuda, interpreter, locks, machine, show, source
 from .records import Measurement
 
 READ, WRITTEN, DURATION = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"
@@ -47,19 +47,22 @@ def least(reads=(), writes=()) -> int:
 
 
 def requested(call: Callable[[], object]) -> Bytes:
-    """The bytes that a Triton program's loads and stores ask for, counted by the interpreter in CPU mode.
+    """The bytes that loads and stores of Triton and CUDA C kernels ask for, counted as CPU mode runs them.
 
     A GPU does not count them; there the counters (`measured`) tell what reached DRAM.
     Errors: `machine.NotReady` in GPU mode.
     """
     if machine.gpu():
         raise machine.NotReady(
-            "Triton's requests are counted by its interpreter, which only CPU mode runs.",
+            "What kernels ask for is counted by the interpreter and the CPU runner, and GPU mode uses neither.",
             "HELPERS_MODE=cpu, set before the notebook's kernel starts",
         )
-    with interpreter.record() as log:
+    with interpreter.record() as log, cuda.record() as launches:
         call()
-    return Bytes(log.bytes_read, log.bytes_written)
+    return Bytes(
+        log.bytes_read + sum(launch.bytes_read for launch in launches),
+        log.bytes_written + sum(launch.bytes_written for launch in launches),
+    )
 
 
 def measured(*functions: Callable[[], object]) -> dict[str, Bytes]:
