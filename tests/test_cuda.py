@@ -488,7 +488,9 @@ def test_recorded_launches_are_traced(kernels):
     with cuda.record() as log:
         kernels.get_function("add")((4,), (256,), (x, x, out := torch.zeros(1000), 1000))
     assert out.sum() == 2000 and log[0].kernel == "add"
-    asked = traffic.requested(lambda: kernels.get_function("add")((4,), (256,), (x, x, torch.zeros(1000), 1000)))
+    asked = traffic.requested(
+        lambda: kernels.get_function("add")((4,), (256,), (x, x, torch.zeros(1000), 1000))
+    )
     assert (asked.read, asked.written) == (8000, 4000)
     assert log[0].bytes_read == 8000 and log[0].bytes_written == 4000 and log[0].sectors == 3 * 125
 
