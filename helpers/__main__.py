@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except machine.NotReady as problem:
         print(problem, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -103,18 +103,26 @@ def run(
     with tempfile.TemporaryFile() as said:  # by the kernel's process itself, beside what its cells output
         try:
             client.execute(env=kernel_environment(env or {}), cleanup_kc=True, stderr=said)
-        except CellExecutionError as error:
-            failure = Failure(current, _line(f"{error.ename}: {error.evalue}"), _plain(str(error)))
-        except CellTimeoutError:
-            failure = Failure(current, f"TimeoutError: still running after {cell_seconds:g} s")
-        except DeadKernelError:
-            said.seek(0)
-            last_words = said.read().decode(errors="replace")[-4000:]
-            reason = "DeadKernelError: the process died (a crash, os._exit, or out of memory)"
-            failure = Failure(current, reason, last_words)
+        except BaseException as error:
+            if getattr(client, "_async_cleanup_kernel_future", None):
+                raise KeyboardInterrupt from None  # nbclient ends the kernel on Ctrl-C, and then trips over that
+            failure = _failure(error, current, cell_seconds, said)
     failure = failure or next(map(_silent, filter(_should_have_raised, notebook.cells)), None)
     notebook.metadata["helpers"] = {"code_hash": code_hash(notebook), **provenance()}
     return Ran(path, normalise(notebook), time.monotonic() - began, failure)
+
+
+def _failure(error: BaseException, cell: str, seconds: float, said) -> Failure:
+    """What `error` says of a cell; raises it where it is none of a cell's."""
+    if isinstance(error, CellExecutionError):
+        return Failure(cell, _line(f"{error.ename}: {error.evalue}"), _plain(str(error)))
+    if isinstance(error, CellTimeoutError):
+        return Failure(cell, f"TimeoutError: still running after {seconds:g} s")
+    if isinstance(error, DeadKernelError):
+        said.seek(0)
+        reason = "DeadKernelError: the process died (a crash, os._exit, or out of memory)"
+        return Failure(cell, reason, said.read().decode(errors="replace")[-4000:])
+    raise error
 
 
 def kernel_environment(extra: dict[str, str]) -> dict[str, str]:

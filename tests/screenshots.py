@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("notebooks", nargs="*", type=Path)
     parser.add_argument("--saved", action="store_true", help="do not run the notebooks")
+    parser.add_argument("--height", type=int, default=1600, help="of the window, in pixels")
     parser.add_argument("--seconds", type=float, default=300, help="longest time for one notebook")
     options = parser.parse_args()
     if missing := browser.missing():
@@ -56,7 +57,7 @@ def main() -> int:
         with lab_server.serving(checkout, home, browser.SETTINGS) as lab:
             for path in paths:
                 (checkout / "work" / "notebooks" / path.name).write_bytes(path.read_bytes())
-                with browser.page() as page:
+                with browser.page(height=options.height) as page:
                     browser.open_notebook(page, lab, f"work/notebooks/{path.name}")
                     page.keyboard.press("Control+B")
                     if not options.saved:

@@ -1,10 +1,13 @@
 """Notebooks are run, saved in one form, and known to be stale when their code has changed; figures come along."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import nbformat
+import psutil
 import pytest
 
 from helpers import ROOT, __main__, machine, notebooks, records
@@ -92,16 +95,12 @@ def test_an_error_that_is_meant_is_no_failure(tmp_path):
 # ---- the command line ---------------------------------------------------------------------------------------------
 
 
-def command(*arguments, **env):
-    line = [sys.executable, "-m", "helpers", *map(str, arguments)]
-    environment = notebooks.kernel_environment(env)
-    return subprocess.run(line, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
-
-
 def test_run_saves_what_ran_and_says_what_failed(tmp_path):
     good = write(tmp_path / "98_good.ipynb", "6 * 7")
     bad = write(tmp_path / "99_bad.ipynb", "print('kept')", "1 / 0", "print('never')")
-    done = command("run", good, bad, "--out", tmp_path / "out")
+    line = [sys.executable, "-m", "helpers", "run", good, bad, "--out", tmp_path / "out"]
+    env = notebooks.kernel_environment({})
+    done = subprocess.run(line, env=env, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "99_bad.ipynb: cell l98-cell-1 failed" in done.stdout
     assert "ZeroDivisionError: division by zero" in done.stdout
@@ -113,25 +112,59 @@ def test_run_saves_what_ran_and_says_what_failed(tmp_path):
     assert outputs(saved, 0)[0].data["text/plain"] == "42"
 
 
-def test_exit_statuses(tmp_path):
-    assert command("run", write(tmp_path / "98_a.ipynb", "1"), "--out", tmp_path / "out").returncode == 0
-    missing = command("run", tmp_path / "none.ipynb", "--out", tmp_path)
-    assert (missing.returncode, missing.stderr) == (1, f"{tmp_path / 'none.ipynb'}: there is no such notebook\n")
-    assert command("run", "x.ipynb").returncode == 2
-    assert command("no-such-command").returncode == 2
+def command(*arguments) -> int:
+    """The exit status of a command, run in this process."""
+    try:
+        return __main__.main(list(map(str, arguments)))
+    except SystemExit as misuse:  # argparse
+        return misuse.code
 
 
-def test_measure_needs_a_gpu():
-    done = command("measure", HELPERS_MODE="cpu")
-    assert done.returncode == 1
-    assert done.stderr == "Figures are measured on a GPU, and this is CPU mode: HELPERS_MODE=cpu asks for it.\n"
+def test_exit_statuses(tmp_path, capsys):
+    assert command("run", write(tmp_path / "98_a.ipynb", "1"), "--out", tmp_path / "out") == 0
+    capsys.readouterr()
+    assert command("run", tmp_path / "none.ipynb", "--out", tmp_path) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'none.ipynb'}: there is no such notebook\n"
+    assert command("run", "x.ipynb") == 2
+    assert command("no-such-command") == 2
 
 
-def test_tidy_keeps_outputs(tmp_path):
-    path = write(tmp_path / "98_tidy.ipynb", "print(1)")
-    path.write_text(json.dumps(json.loads(path.read_text()), indent=4))
-    assert command("tidy", path).returncode == 0
-    assert path.read_text() == notebooks.dumps(notebooks.normalise(nbformat.read(path, as_version=4)))
+def test_interrupting_a_run_ends_its_kernel(tmp_path):
+    touched = tmp_path / "pid"
+    cell = f"import os, pathlib, time\npathlib.Path({str(touched)!r}).write_text(str(os.getpid()))\ntime.sleep(100)"
+    line = [
+        sys.executable,
+        "-m",
+        "helpers",
+        "run",
+        str(write(tmp_path / "98_long.ipynb", cell)),
+        "--out",
+        str(tmp_path),
+    ]
+    running = subprocess.Popen(line, cwd=ROOT, env=notebooks.kernel_environment({}), stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 60
+        while not touched.exists() and time.monotonic() < end:
+            time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        assert running.communicate(timeout=30)[1] == "Interrupted.\n"
+        assert running.returncode == 130
+        assert not psutil.pid_exists(int(touched.read_text()))
+    finally:
+        running.kill()
+
+
+def test_measure_needs_a_gpu(monkeypatch, capsys):
+    monkeypatch.setattr(machine, "gpu", lambda: False)
+    assert command("measure") == 1
+    assert capsys.readouterr().err.startswith("Figures are measured on a GPU, and this is CPU mode: ")
+
+
+def test_tidy_keeps_outputs(tmp_path, ran):
+    path = tmp_path / "98_tidy.ipynb"
+    path.write_text(json.dumps(json.loads(notebooks.dumps(ran.notebook)), indent=4))
+    assert command("tidy", path) == 0
+    assert path.read_text() == notebooks.dumps(ran.notebook)
 
 
 # ---- measuring, with a machine that says it has a GPU ---------------------------------------------------------------
@@ -154,7 +187,7 @@ def course(tmp_path, monkeypatch):
 
 def test_measure_saves_outputs_and_figures_of_the_same_run(course):
     first, second, folder = course
-    assert __main__.main(["measure"]) == 0
+    assert command("measure") == 0
     (file,) = folder.glob("*.json")
     record = json.loads(file.read_text())
     assert record["figures"]["a.x"]["value"] == 2.0
@@ -167,7 +200,7 @@ def test_measure_saves_outputs_and_figures_of_the_same_run(course):
 def test_only_some_figures_into_another_file(course, tmp_path):
     first, second, folder = course
     before = first.read_text(), second.read_text()
-    assert __main__.main(["measure", "--only", "a.x", "--out", str(tmp_path / "mine.json")]) == 0
+    assert command("measure", "--only", "a.x", "--out", tmp_path / "mine.json") == 0
     assert list(json.loads((tmp_path / "mine.json").read_text())["figures"]) == ["a.x"]
     assert not list(folder.glob("*.json"))
     assert (first.read_text(), second.read_text()) == before
@@ -177,7 +210,7 @@ def test_what_cannot_be_measured_fails_and_is_not_saved(course, capsys):
     first, _, folder = course
     write(first, PRETEND, "1 / 0", "records.figure('a.x', None)")
     before = first.read_text()
-    assert __main__.main(["measure", "--only", "a.x", "no.such"]) == 1
+    assert command("measure", "--only", "a.x", "no.such") == 1
     assert "no.such: no notebook declares this figure" in capsys.readouterr().err
     assert first.read_text() == before
     assert not list(folder.glob("*.json"))
@@ -186,7 +219,7 @@ def test_what_cannot_be_measured_fails_and_is_not_saved(course, capsys):
 def test_stale_outputs_and_figures_are_named(course):
     first, second, _ = course
     assert notebooks.stale([first]) == ["98_first.ipynb has no saved outputs"]
-    assert __main__.main(["measure"]) == 0
+    assert command("measure") == 0
     only_cpu = [f"{path.name}: its outputs were saved in CPU mode" for path in (first, second)]
     assert notebooks.stale([first, second]) == (only_cpu if machine.here().mode == "cpu" else [])
     changed = nbformat.read(first, as_version=4)
