@@ -76,7 +76,7 @@ def run(
 
     `env` changes environment variables once the packages are imported (a value None removes one). `memory_bytes` is
     what it may allocate beyond the preloaded packages. `interpreted` says whether Triton interprets its kernels there,
-    by default as in this process: False compiles, also where this process interprets.
+    by default as in this process: False compiles, also where this process interprets; True is CPU mode, on a GPU too.
     """
     if interpreted is None:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -124,6 +124,7 @@ def _environment(changes: dict | None, kind: str) -> dict:
     env = dict(os.environ)
     if kind == "interpreted":
         env["TRITON_INTERPRET"] = "1"
+        env["HELPERS_MODE"] = "cpu"  # what is interpreted runs on the CPU, beside a GPU too; CUDA stays untouched
     elif kind == "compiled":
         env.pop("TRITON_INTERPRET", None)
     for name, value in (changes or {}).items():

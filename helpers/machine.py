@@ -91,11 +91,12 @@ class Machine:
         return "sm_{}{}".format(*self.capability) if self.capability else "sm_90"
 
     def free_bytes(self) -> int:
-        """Bytes of memory that are free now, on the card or, in CPU mode, in RAM."""
+        """Bytes of memory that are free now, on the card or, in CPU mode, in RAM. What torch keeps for later use
+        counts as free."""
         if self.mode == "gpu":
             import torch
 
-            return torch.cuda.mem_get_info()[0]
+            return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         import psutil
 
         return psutil.virtual_memory().available

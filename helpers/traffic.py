@@ -49,7 +49,7 @@ def least(reads=(), writes=()) -> int:
 def requested(call: Callable[[], object]) -> Bytes:
     """The bytes that loads and stores of Triton and CUDA C kernels ask for, counted as CPU mode runs them.
 
-    A GPU does not count them; there the counters (`measured`) tell what reached DRAM.
+    A GPU does not count them; beside one, call this in `child.run(..., interpreted=True)`, as lesson 01 does.
     Errors: `machine.NotReady` in GPU mode.
     """
     if machine.gpu():
