@@ -178,9 +178,7 @@ class _Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=_environment(
-                    {"PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(ROOT)])}, kind
-                ),
+                env=_environment({"PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(ROOT)])}, kind),
             )
 
     def alive(self) -> bool:
@@ -198,9 +196,7 @@ class _Zygote:
         if not self.is_ready:
             said = self.socket.recv(4096)
             if said != b"ready":
-                raise RuntimeError(
-                    f"The process that runs code apart could not start: {said.decode() or 'it died'}."
-                )
+                raise RuntimeError(f"The process that runs code apart could not start: {said.decode() or 'it died'}.")
             self.is_ready = True
         pipes = [os.pipe() for _ in range(3)]
         with TemporaryFile() as f, contextlib.ExitStack() as reading:
@@ -223,9 +219,7 @@ class _Zygote:
         if not answer:
             self.process.kill()
             self.process.wait()
-            return Result(
-                None, *watch.texts(), None, signal.SIGKILL, False, taken, "it killed the process that ran it"
-            )
+            return Result(None, *watch.texts(), None, signal.SIGKILL, False, taken, "it killed the process that ran it")
         answer = json.loads(answer)
         code = os.waitstatus_to_exitcode(answer["status"] or 0)
         note = f"\n[{answer['left']} processes of it could not be killed]" if answer["left"] else ""
@@ -277,9 +271,7 @@ class _Watch:
 
     def texts(self) -> tuple[str, str]:
         texts = [bytes(k).decode(errors="replace") for k in self.kept[:2]]
-        cut = [
-            f"\n[cut after {len(t)} characters]" if c else "" for t, c in zip(texts, self.cut, strict=False)
-        ]
+        cut = [f"\n[cut after {len(t)} characters]" if c else "" for t, c in zip(texts, self.cut, strict=False)]
         return texts[0] + cut[0], texts[1] + cut[1]
 
     def result(self, code: int, timed_out: bool, seconds: float, note: str = "") -> Result:

@@ -201,15 +201,11 @@ class _Launch:
 
     def _conflict(self, access, rival, touched, index, region) -> None:
         ordered = set().union(*self.acquired)
-        unordered = [
-            p for p in np.unique(touched).tolist() if p not in ordered and not (p == _MANY and ordered)
-        ]
+        unordered = [p for p in np.unique(touched).tolist() if p not in ordered and not (p == _MANY and ordered)]
         if not unordered:
             return
         element = int(index[touched == unordered[0]][0]) * region.shadow.item + region.shadow.low
-        names = " or ".join(
-            r.name for r in self.regions if r.shadow is region.shadow and r.holds(element, element + 1)
-        )
+        names = " or ".join(r.name for r in self.regions if r.shadow is region.shadow and r.holds(element, element + 1))
         number = (element - region.low) // region.item
         other = "several programs" if unordered[0] == _MANY else f"program {_shown(unordered[0])}"
         raise Race(

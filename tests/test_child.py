@@ -123,8 +123,7 @@ def test_without_a_zygote(monkeypatch):
 
 def test_a_zygote_ends_with_its_parent():
     script = (
-        "from helpers import child\nchild.python(['-c', ''])\n"
-        "print(child._zygotes['bare'].process.pid, flush=True)\n"
+        "from helpers import child\nchild.python(['-c', ''])\nprint(child._zygotes['bare'].process.pid, flush=True)\n"
     )
     for end in ("", "import os; os.kill(os.getpid(), 9)"):
         pid = int(subprocess.run([sys.executable, "-c", script + end], capture_output=True, text=True).stdout)

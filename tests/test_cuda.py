@@ -215,9 +215,7 @@ def test_headers_are_found(header):
 
 def test_an_error_names_the_readers_line():
     with pytest.raises(cuda.CompileError) as caught:
-        cuda.compile(
-            'extern "C" __global__ void k(float* x) {\n  int a = 1;\n  x[0] = undefined_name + a;\n}'
-        )
+        cuda.compile('extern "C" __global__ void k(float* x) {\n  int a = 1;\n  x[0] = undefined_name + a;\n}')
     assert caught.value.errors[0][0] == 3
     assert "line 3" in str(caught.value) and "x[0] = undefined_name + a;" in str(caught.value)
 
@@ -234,9 +232,7 @@ def test_an_unknown_architecture_is_a_sentence():
 
 
 def test_wgmma_compiles_for_sm_90a_only():
-    code = (
-        'extern "C" __global__ void k(float* x) { asm volatile("wgmma.fence.sync.aligned;\\n"); x[0] = 1; }'
-    )
+    code = 'extern "C" __global__ void k(float* x) { asm volatile("wgmma.fence.sync.aligned;\\n"); x[0] = 1; }'
     assert cuda.compile(code, options=("-arch=sm_90a",)).arch == "sm_90a"
     with pytest.raises(cuda.CompileError):
         cuda.compile(code, arch="sm_90")
@@ -488,9 +484,7 @@ def test_recorded_launches_are_traced(kernels):
     with cuda.record() as log:
         kernels.get_function("add")((4,), (256,), (x, x, out := torch.zeros(1000), 1000))
     assert out.sum() == 2000 and log[0].kernel == "add"
-    asked = traffic.requested(
-        lambda: kernels.get_function("add")((4,), (256,), (x, x, torch.zeros(1000), 1000))
-    )
+    asked = traffic.requested(lambda: kernels.get_function("add")((4,), (256,), (x, x, torch.zeros(1000), 1000)))
     assert (asked.read, asked.written) == (8000, 4000)
     assert log[0].bytes_read == 8000 and log[0].bytes_written == 4000 and log[0].sectors == 3 * 125
 
@@ -515,9 +509,7 @@ def test_fences_and_locks_are_no_races(kernels):
     assert kernels.get_function("last_block").check_races((8,), (32,), arguments, blocks=None) == ()
     lock = (zeros(1, dtype=torch.int32), zeros(1, dtype=torch.int32))
     assert kernels.get_function("spin").check_races((2,), (32,), lock) == ()
-    unfenced = cuda.RawModule(
-        code=KERNELS.replace("__threadfence();", ""), name_expressions=("scale<float>",)
-    )
+    unfenced = cuda.RawModule(code=KERNELS.replace("__threadfence();", ""), name_expressions=("scale<float>",))
     found = unfenced.get_function("last_block").check_races((8,), (32,), arguments, blocks=None)
     assert [r.array for r in found] == ["partial"]
 

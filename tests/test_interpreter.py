@@ -52,9 +52,7 @@ def test_an_unmasked_lane_raises_and_writes_nothing():
     with pytest.raises(IndexError) as caught:
         copy[(8,)](o, x, 1000, B=128, MASKED=False)
     at = line("tl.store(o_ptr + i, tl.load(x_ptr + i))")
-    assert f"copy, line {at} of test_interpreter.py (`tl.store(o_ptr + i, tl.load(x_ptr + i))`)" in str(
-        caught.value
-    )
+    assert f"copy, line {at} of test_interpreter.py (`tl.store(o_ptr + i, tl.load(x_ptr + i))`)" in str(caught.value)
     assert "24 of the 128 unmasked lanes of this load, in program 7," in str(caught.value)
     assert "outside x_ptr, which spans 1000 elements: up to 24 elements past its end" in str(caught.value)
     big = torch.randn(1024)
@@ -155,9 +153,7 @@ def test_a_kernel_that_reads_what_a_neighbour_writes_is_a_race():
         i = tl.program_id(0) * B + tl.arange(0, B)
         tl.store(x_ptr + i, tl.load(x_ptr + i + 1, mask=i + 1 < n))
 
-    with pytest.raises(
-        interpreter.Race, match="this store of program 1 touches element 8 of x_ptr, which a load"
-    ):
+    with pytest.raises(interpreter.Race, match="this store of program 1 touches element 8 of x_ptr, which a load"):
         shift[(2,)](torch.ones(16), 16, B=8)
     shift[(1,)](torch.ones(16), 16, B=16)
 

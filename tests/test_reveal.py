@@ -54,17 +54,13 @@ def test_other_architectures_and_options():
 
 
 def test_a_tuned_kernel_and_its_shared_memory():
-    c = reveal.triton(
-        product, {"a_ptr": "*fp16", "b_ptr": "*fp16", "o_ptr": "*fp32", "n": "i32"}, {"B": 64}, "sm_90"
-    )
+    c = reveal.triton(product, {"a_ptr": "*fp16", "b_ptr": "*fp16", "o_ptr": "*fp32", "n": "i32"}, {"B": 64}, "sm_90")
     assert c.shared_bytes >= 64 * 64 * 2
     assert any(op.startswith("HGMMA") for op in reveal.instructions(c.sass))
 
 
 def test_what_is_wrong_is_said():
-    with pytest.raises(
-        TypeError, match="scale needs the type or value of kind, B; its arguments are o_ptr, x_ptr"
-    ):
+    with pytest.raises(TypeError, match="scale needs the type or value of kind, B; its arguments are o_ptr, x_ptr"):
         reveal.triton(scale, {"o_ptr": "*fp16", "x_ptr": "*fp32", "n": "i32"}, {"factor": 2.0})
     with pytest.raises(reveal.CompileFailed, match="scale did not compile for sm_90(?s:.)*power of 2"):
         types = {"o_ptr": "*fp16", "x_ptr": "*fp32", "n": "i32"}

@@ -57,11 +57,7 @@ def without_comments(code: str) -> str:
     """`code` with comments and the insides of literals blanked; every offset and line stays where it was."""
 
     def blank(m: re.Match) -> str:
-        return (
-            re.sub(r"[^\n]", " ", m[0])
-            if m[0][0] == "/"
-            else m[0][0] + re.sub(r"[^\n]", " ", m[0][1:-1]) + m[0][-1]
-        )
+        return re.sub(r"[^\n]", " ", m[0]) if m[0][0] == "/" else m[0][0] + re.sub(r"[^\n]", " ", m[0][1:-1]) + m[0][-1]
 
     return re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', blank, code, flags=re.S)
 
@@ -97,9 +93,7 @@ def _declaration(text: str) -> Declared:
     found = re.match(r"(.*?[\s*&>])\s*(\w+)\s*((?:\[[^\]]*\])*)\s*$", text.strip(), re.S)
     if not found or found[2] in _ITEMS:
         return Declared(re.sub(r"\s+", " ", text).strip().replace(" *", "*"), "")
-    return Declared(
-        re.sub(r"\s+", " ", found[1]).strip().replace(" *", "*") + ("*" if found[3] else ""), found[2]
-    )
+    return Declared(re.sub(r"\s+", " ", found[1]).strip().replace(" *", "*") + ("*" if found[3] else ""), found[2])
 
 
 _ITEMS = {
@@ -124,9 +118,7 @@ _ITEMS = {
 _BITS = {"bool", "char", "short", "unsigned", "unsigned int"}
 
 
-def bind(
-    kernel: str, parameters: tuple[Parameter, ...], named: tuple[Declared, ...], args, device: str
-) -> list[Value]:
+def bind(kernel: str, parameters: tuple[Parameter, ...], named: tuple[Declared, ...], args, device: str) -> list[Value]:
     """Check and convert `args` for one launch. device: "cuda" or "cpu", where arrays must be.
 
     Arrays are torch tensors (or cupy arrays, on a GPU): their contiguity is the caller's business. Python numbers
@@ -155,9 +147,7 @@ def _value(arg, parameter: Parameter, spelled: Declared, where: str, device: str
         _fits(parameter, where, "None (a null pointer)")
         return Value(bytes(8), None, spelled.name)
     if isinstance(arg, np.ndarray) and arg.size != 1:
-        raise BadArgument(
-            f"{where} is a numpy array of {arg.size} elements: pass a torch tensor on {device!r}."
-        )
+        raise BadArgument(f"{where} is a numpy array of {arg.size} elements: pass a torch tensor on {device!r}.")
     if isinstance(arg, np.ndarray | np.generic):
         return Value(_numpy(arg, parameter, spelled, where), None, spelled.name)
     if isinstance(arg, bool | int | float):
@@ -174,9 +164,7 @@ def _tensor(arg: torch.Tensor, parameter: Parameter, spelled: Declared, where: s
         raise BadArgument(f"{where} is a number, but a tensor was given.")
     if arg.device.type != device:
         mend = 'tensor.to("cuda")' if device == "cuda" else "tensor.cpu()"
-        raise BadArgument(
-            f"{where} is on {str(arg.device)!r}, but this kernel runs on {device!r}: use {mend}."
-        )
+        raise BadArgument(f"{where} is on {str(arg.device)!r}, but this kernel runs on {device!r}: use {mend}.")
     allowed = _ITEMS.get(spelled.type[:-1].strip()) if spelled.type.count("*") == 1 else None
     if allowed and arg.dtype not in allowed:
         wanted = str(allowed[0]).removeprefix("torch.")
@@ -220,9 +208,7 @@ def _number(arg: float, parameter: Parameter, spelled: Declared, where: str) -> 
     if parameter.kind[0] == "f":
         return np.array(arg, {4: np.float32, 8: np.float64, 2: np.float16}[parameter.size]).tobytes()
     if isinstance(arg, float):
-        raise BadArgument(
-            f"{where} is {_words(parameter)}, but the float {arg!r} was given: use int({arg!r})."
-        )
+        raise BadArgument(f"{where} is {_words(parameter)}, but the float {arg!r} was given: use int({arg!r}).")
     bits = 8 * parameter.size
     signed = not _UNSIGNED.match(spelled.type) if spelled.type else True
     low = -(1 << (bits - 1)) if signed else 0

@@ -105,9 +105,7 @@ class Library:
         pointers = (ctypes.c_void_p * max(len(buffers), 1))(*(ctypes.addressof(b) for b in buffers))
         spans = (abi.Range * max(len(ranges), 1))(*(abi.Range(*r) for r in ranges))
         launch = abi.Launch(
-            kernel=ctypes.cast(
-                getattr(self.handle, f"cc_entry_{self.entries.index(entry)}"), ctypes.c_void_p
-            ),
+            kernel=ctypes.cast(getattr(self.handle, f"cc_entry_{self.entries.index(entry)}"), ctypes.c_void_p),
             anchor=ctypes.cast(self.handle.cc_anchor, ctypes.c_void_p),
             arguments=pointers,
             ranges=spans,
@@ -193,11 +191,7 @@ def _compile(code: str, text: str, options: list[str], runtime: Path, path: Path
 
 def _errors(log: str) -> list[tuple[int, str]]:
     own = re.findall(rf"^{re.escape(FILE)}:(\d+):\d+: error: (.+)$", log, re.M)
-    return (
-        [(int(n), m) for n, m in own]
-        or [(0, m) for m in re.findall(r"error: (.+)$", log, re.M)[:3]]
-        or [(0, log)]
-    )
+    return [(int(n), m) for n, m in own] or [(0, m) for m in re.findall(r"error: (.+)$", log, re.M)[:3]] or [(0, log)]
 
 
 @lru_cache(maxsize=1)
@@ -211,9 +205,7 @@ def _runtime_path() -> Path:
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             built = Path(folder, path.name)
-            run = _gxx(
-                [*RUNTIME_FLAGS, HERE / "runtime.cpp", f"-Wl,-soname,{path.name}", "-o", built, "-ldl"]
-            )
+            run = _gxx([*RUNTIME_FLAGS, HERE / "runtime.cpp", f"-Wl,-soname,{path.name}", "-o", built, "-ldl"])
             if run.returncode:
                 raise RuntimeError(f"g++ could not build the CPU runner: {run.stderr.strip()}")
             built.rename(path)
@@ -253,9 +245,7 @@ def compiler() -> str:
         raise machine.NotReady("Running CUDA C on the CPU needs g++, which was not found.", _install())
     version = _version_of(found)
     if int(version.split(".")[0]) < 10:
-        raise machine.NotReady(
-            f"Running CUDA C on the CPU needs g++ 10 or later; this is {version}.", _install()
-        )
+        raise machine.NotReady(f"Running CUDA C on the CPU needs g++ 10 or later; this is {version}.", _install())
     return found
 
 
@@ -272,9 +262,7 @@ def _install() -> str:
 
 
 def _version_of(path: str) -> str:
-    return subprocess.run(
-        [path, "-dumpfullversion"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    return subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _compiler_version() -> str:

@@ -27,9 +27,7 @@ class AssertFailed(KernelError):
     """A device-side assert that does not hold."""
 
 
-def raise_for(
-    outcome: Outcome, library: Library, kernel: str, code: str, names: list[str], sizes: list
-) -> None:
+def raise_for(outcome: Outcome, library: Library, kernel: str, code: str, names: list[str], sizes: list) -> None:
     """Raise what `outcome` reports; nothing when the kernel ran to its end.
 
     names: the array arguments' names; sizes: their (low, high) addresses and bytes an element.
@@ -55,8 +53,7 @@ def raise_for(
         message = f"{where} waits for lanes of its warp that are named in the mask and never reach this call."
         if f.other_line:
             message = (
-                message[:-1]
-                + f"; {f.waiting} threads of its block wait at __syncthreads() in line {f.other_line}."
+                message[:-1] + f"; {f.waiting} threads of its block wait at __syncthreads() in line {f.other_line}."
             )
     elif f.fault == abi.MIXED:
         kind = Deadlock
@@ -64,9 +61,7 @@ def raise_for(
         whose = "one block" if f.text == b"block" else "one warp"
         message = f"threads of {whose} meet at different {what} (lines {line} and {f.other_line}): undefined on a GPU."
     elif f.fault == abi.NOT_IN_MASK:
-        message = (
-            f"{where} (lane {_lane(f)}) calls a *_sync function with a mask that leaves out its own lane."
-        )
+        message = f"{where} (lane {_lane(f)}) calls a *_sync function with a mask that leaves out its own lane."
     elif f.fault == abi.ASSERTION:
         kind, message = AssertFailed, f"{where}: assertion `{f.text.decode(errors='replace')}` failed."
     elif f.fault == abi.TRAP:
@@ -74,9 +69,7 @@ def raise_for(
     elif f.fault == abi.DIVISION:
         message = f"{where} divides an integer by zero: the result is undefined on a GPU."
     elif f.fault == abi.SEGMENTATION:
-        message = (
-            f"{where} touches memory that is not there ({f.address:#x}), or its local arrays are too large."
-        )
+        message = f"{where} touches memory that is not there ({f.address:#x}), or its local arrays are too large."
     raise kind(f"{at}: {message}{quote}", line, f.block.tuple(), f.thread.tuple())
 
 

@@ -33,9 +33,7 @@ class GpuModule:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(self._binary.lowered[name])
-        if shared_mem + self._binary.kernels[name].shared_bytes > 48 << 10 and shared_mem > self._shared.get(
-            name, 0
-        ):
+        if shared_mem + self._binary.kernels[name].shared_bytes > 48 << 10 and shared_mem > self._shared.get(name, 0):
             function.max_dynamic_shared_size_bytes = shared_mem
             self._shared[name] = shared_mem
         raw = [np.frombuffer(v.bytes, _raw_type(len(v.bytes))) for v in values]
@@ -57,9 +55,7 @@ def _raw_type(size: int) -> np.dtype:
 
 
 def _size_in_ptx(ptx: str, name: str) -> int:
-    m = re.search(
-        rf"\.(?:const|global)\s+(?:\.align\s+\d+\s+)?\.[usbf](\d+)\s+{re.escape(name)}(?:\[(\d+)\])?", ptx
-    )
+    m = re.search(rf"\.(?:const|global)\s+(?:\.align\s+\d+\s+)?\.[usbf](\d+)\s+{re.escape(name)}(?:\[(\d+)\])?", ptx)
     if not m:
         raise KeyError(f"The source has no __constant__ or __device__ variable {name!r}.")
     return int(m[1]) // 8 * int(m[2] or 1)

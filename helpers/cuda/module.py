@@ -70,9 +70,7 @@ class RawModule:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return tuple(
-            n for n, entry in self.binary.lowered.items() if n in self.name_expressions or n == entry
-        )
+        return tuple(n for n, entry in self.binary.lowered.items() if n in self.name_expressions or n == entry)
 
     @cached_property
     def _on_cpu(self) -> cpu.Library:
@@ -97,9 +95,7 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<kernel {self.name}({', '.join(f'{d.type} {d.name}'.strip() for d in self._declared)})>"
 
-    def __call__(
-        self, grid, block, args=(), shared_mem: int = 0, *, order: str = "forward", seed: int = 0
-    ) -> None:
+    def __call__(self, grid, block, args=(), shared_mem: int = 0, *, order: str = "forward", seed: int = 0) -> None:
         """Launch on torch's current stream (GPU) or run to the end (CPU).
 
         grid, block: 1 to 3 numbers of blocks, of threads a block. args: torch tensors, numbers, numpy scalars,
@@ -116,9 +112,7 @@ class Kernel:
             self.module._on_gpu.launch(self.name, grid, block, values, shared_mem)
             return
         recording = tracing.recording()
-        outcome = self._run(
-            grid, block, values, shared_mem, abi.RUN if recording is None else abi.TRACE, order, seed
-        )
+        outcome = self._run(grid, block, values, shared_mem, abi.RUN if recording is None else abi.TRACE, order, seed)
         if recording is not None:
             recording.append(self._trace(outcome, values))
 
@@ -145,9 +139,7 @@ class Kernel:
         """Raise `OutOfBounds` at the first access outside the arrays in `args`; run on copies of them."""
         self._on_copies(grid, block, args, shared_mem, abi.RUN, blocks or 0)
 
-    def _on_copies(
-        self, grid, block, args, shared_mem: int, mode: int, blocks: int
-    ) -> tuple[cpu.Outcome, list[Value]]:
+    def _on_copies(self, grid, block, args, shared_mem: int, mode: int, blocks: int) -> tuple[cpu.Outcome, list[Value]]:
         grid, block = _three(grid, "grid"), _three(block, "block")
         self._check_launch(grid, block, shared_mem)
         copies: dict[int, torch.UntypedStorage] = {}
@@ -156,9 +148,7 @@ class Kernel:
 
     def _run(self, grid, block, values, shared_mem, mode, order, seed, blocks=0) -> cpu.Outcome:
         arrays = [v.array for v in values if isinstance(v.array, torch.Tensor)]
-        spans = [
-            (a.untyped_storage().data_ptr(), a.untyped_storage().nbytes(), a.element_size()) for a in arrays
-        ]
+        spans = [(a.untyped_storage().data_ptr(), a.untyped_storage().nbytes(), a.element_size()) for a in arrays]
         ranges = [(low, low + size) for low, size, _ in spans]
         library = self.module._on_cpu
         outcome = library.run(
@@ -208,9 +198,7 @@ class Kernel:
         most = self.resources.max_threads or MOST_THREADS
         if threads > most:
             why = " (its __launch_bounds__)" if self.resources.max_threads else ""
-            raise LaunchError(
-                f"{self.name}: a block of {block} has {threads:,} threads; it may have {most:,}{why}."
-            )
+            raise LaunchError(f"{self.name}: a block of {block} has {threads:,} threads; it may have {most:,}{why}.")
         registers = (self.resources.registers + 7) // 8 * 8 * ((threads + 31) // 32 * 32)
         if registers > 65536:
             raise LaunchError(

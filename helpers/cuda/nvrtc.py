@@ -99,9 +99,7 @@ class Binary:
                 env=os.environ | {"PATH": f"{Path(tool('nvdisasm')).parent}:{os.environ.get('PATH', '')}"},
             )
         if run.returncode:
-            raise RuntimeError(
-                f"cuobjdump could not read the compiled kernel: {(run.stderr or run.stdout).strip()}"
-            )
+            raise RuntimeError(f"cuobjdump could not read the compiled kernel: {(run.stderr or run.stdout).strip()}")
         return run.stdout
 
 
@@ -312,9 +310,7 @@ def include_folders() -> tuple[str, ...]:
     toolkits = [Path(p) / "include" for p in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if p]
     out: list[str] = []
     for folder in [*wheels, *toolkits]:
-        if folder.is_dir() and not all(
-            _has(out, header) for header in ("cuda_fp16.h", "mma.h", "cuda/barrier")
-        ):
+        if folder.is_dir() and not all(_has(out, header) for header in ("cuda_fp16.h", "mma.h", "cuda/barrier")):
             out += [str(f) for f in (folder, folder / "cccl") if f.is_dir()]
     if not _has(out, "cuda_fp16.h"):
         raise machine.NotReady(
@@ -339,9 +335,7 @@ def tool(name: str) -> str:
             return str(found)
     if found := shutil.which(name):
         return found
-    raise machine.NotReady(
-        f"{name} was found neither in triton's wheel nor on the PATH.", "pip install triton"
-    )
+    raise machine.NotReady(f"{name} was found neither in triton's wheel nor on the PATH.", "pip install triton")
 
 
 def _value(result: tuple, last: bool = False):

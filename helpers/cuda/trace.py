@@ -53,15 +53,11 @@ class Trace:
         """The one access on a line (of that kind); an error where there are none or several."""
         found = [a for a in self.accesses if a.line == number and kind in (None, a.kind)]
         if len(found) != 1:
-            raise LookupError(
-                f"Line {number} has {len(found)} kinds of access{f' ({kind})' if kind else ''}."
-            )
+            raise LookupError(f"Line {number} has {len(found)} kinds of access{f' ({kind})' if kind else ''}.")
         return found[0]
 
     def _total(self, what: str, *kinds: str) -> int:
-        return sum(
-            getattr(a, what) for a in self.accesses if a.space == "global" and (not kinds or a.kind in kinds)
-        )
+        return sum(getattr(a, what) for a in self.accesses if a.space == "global" and (not kinds or a.kind in kinds))
 
     @property
     def bytes_read(self) -> int:
@@ -94,9 +90,7 @@ class Trace:
             }
             for a in self.accesses
         ]
-        return show.table(
-            rows, caption=f"Memory accesses of {self.kernel}, by source line (counted on the CPU)"
-        )
+        return show.table(rows, caption=f"Memory accesses of {self.kernel}, by source line (counted on the CPU)")
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         return self.table()._repr_mimebundle_(include, exclude)
@@ -129,11 +123,7 @@ class Race:
     def __str__(self) -> str:
         doing = {"load": "reads", "store": "writes", "atomic": "updates atomically"}
         same = self.block == self.other_block
-        where = (
-            f"of block {self.block}"
-            if same
-            else f"of block {self.block}, another of block {self.other_block}"
-        )
+        where = f"of block {self.block}" if same else f"of block {self.block}, another of block {self.other_block}"
         what = f"`{self.array}`" if self.array else f"{self.space} memory"
         return (
             f"Race in {what}: line {self.line} {doing[self.kind]} (thread {self.thread} {where}) what line "
@@ -146,9 +136,7 @@ def summary(kernel: str, accesses: Sequence, lines: dict[int, int], code: str, n
     """The runtime's rows, one an instruction, joined into one a line, kind and array."""
     joined: dict[tuple, list] = {}
     for a in accesses:
-        space = {"array": "global", "module": "constant", "other": "global"}.get(
-            SPACES[a.space], SPACES[a.space]
-        )
+        space = {"array": "global", "module": "constant", "other": "global"}.get(SPACES[a.space], SPACES[a.space])
         array = names[a.range] if a.range >= 0 else ""
         joined.setdefault((lines.get(a.pc, 0), KINDS.index(KINDS[a.kind]), space, array), []).append(a)
     text = code.splitlines()

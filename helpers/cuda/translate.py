@@ -47,12 +47,9 @@ def to_cpp(code: str, entries: Sequence[str], variables: Sequence[str]) -> str:
     text = _dynamic_shared(text)
     # kernels may bear names that C's library uses (div, index), so the compiler sees them under others
     head += "".join(f"#define {name} cc_kernel_{name}\n" for name in entries if name.isidentifier())
-    tail = [f"CC_ENTRY({i}, {name})" for i, name in enumerate(entries)] + [
-        f"CC_VARIABLE({v})" for v in variables
-    ]
+    tail = [f"CC_ENTRY({i}, {name})" for i, name in enumerate(entries)] + [f"CC_VARIABLE({v})" for v in variables]
     anchor = (
-        "static thread_local char cc_anchor_byte;\n"
-        'extern "C" CC_EXPORT void* cc_anchor() { return &cc_anchor_byte; }\n'
+        'static thread_local char cc_anchor_byte;\nextern "C" CC_EXPORT void* cc_anchor() { return &cc_anchor_byte; }\n'
     )
     return f'{head}#line 1 "{FILE}"\n{text}\n#line 1 "exports"\n' + "\n".join(tail) + "\n" + anchor
 
@@ -87,13 +84,10 @@ def _dynamic_shared(text: str) -> str:
     bare = without_comments(text)
     out, last = [], 0
     for m in pattern.finditer(bare):
-        if bare.count("{", 0, m.start()) == bare.count(
-            "}", 0, m.start()
-        ):  # not in a function: known only at run time
-            replacement = (
-                f"static const cc::DynamicShared<{' '.join(m['type'].split())}> {m['name']};"
-                + "\n" * m[0].count("\n")
-            )
+        if bare.count("{", 0, m.start()) == bare.count("}", 0, m.start()):  # not in a function: known only at run time
+            replacement = f"static const cc::DynamicShared<{' '.join(m['type'].split())}> {m['name']};" + "\n" * m[
+                0
+            ].count("\n")
         else:
             replacement = pointer(m)
         out += [text[last : m.start()], replacement]

@@ -11,9 +11,7 @@ from helpers import cuda
 
 @lru_cache(maxsize=1)
 def module() -> cuda.RawModule:
-    return cuda.RawModule(
-        code=SOURCE, name_expressions=("axpy<float>", "axpy<double>", "row_sums<128>", "convolve<5>")
-    )
+    return cuda.RawModule(code=SOURCE, name_expressions=("axpy<float>", "axpy<double>", "row_sums<128>", "convolve<5>"))
 
 
 def launch(name: str, grid, block, args, shared_mem: int = 0) -> None:
@@ -553,9 +551,7 @@ CASES = [
         lambda t: {"counts": torch.bincount(t["x"].long(), minlength=256)},
         0,
     ),
-    Case(
-        "cuda.softmax", "cuda", one(19, 200), run_softmax, lambda t: {"out": t["x"].double().softmax(1)}, F32
-    ),
+    Case("cuda.softmax", "cuda", one(19, 200), run_softmax, lambda t: {"out": t["x"].double().softmax(1)}, F32),
     Case(
         "cuda.convolve",
         "cuda",
@@ -598,9 +594,7 @@ CASES = [
         BF16,
     ),
     Case("cuda.bf16_mix", "cuda", pair(1000, torch.bfloat16), run_bf16_mix, bf16_mix_reference, BF16),
-    Case(
-        "cuda.reverse_large", "cuda", one(2, 20000), run_reverse_large, lambda t: {"out": t["x"].flip(1)}, 0
-    ),
+    Case("cuda.reverse_large", "cuda", one(2, 20000), run_reverse_large, lambda t: {"out": t["x"].flip(1)}, 0),
     Case(
         "cuda.affine",
         "cuda",

@@ -88,8 +88,7 @@ def main() -> int:
             f"saved {len(saved)} results of {len(CASES)} kernels, {options.save.stat().st_size:,} bytes: {options.save}"
         )
     print(
-        f"{len(CASES) - len(wrong)} of {len(CASES)} kernels right"
-        + (f"; wrong: {', '.join(wrong)}" if wrong else "")
+        f"{len(CASES) - len(wrong)} of {len(CASES)} kernels right" + (f"; wrong: {', '.join(wrong)}" if wrong else "")
     )
     return 1 if wrong else 0
 

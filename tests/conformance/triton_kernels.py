@@ -48,9 +48,7 @@ def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constex
     for k in range(0, K, BK):
         inner = k + tl.arange(0, BK)
         a = tl.load(a_ptr + rows[:, None] * K + inner, mask=(rows[:, None] < M) & (inner < K), other=0.0)
-        b = tl.load(
-            b_ptr + inner[:, None] * N + columns, mask=(inner[:, None] < K) & (columns < N), other=0.0
-        )
+        b = tl.load(b_ptr + inner[:, None] * N + columns, mask=(inner[:, None] < K) & (columns < N), other=0.0)
         total = tl.dot(a, b, total, input_precision="ieee")
     tl.store(c_ptr + rows[:, None] * N + columns, total, mask=(rows[:, None] < M) & (columns < N))
 
@@ -242,9 +240,7 @@ def scan_reference(t: Tensors) -> Tensors:
 
 
 @triton.jit
-def attention_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, n, scale, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr
-):
+def attention_kernel(q_ptr, k_ptr, v_ptr, out_ptr, n, scale, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
     rows, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
     q = tl.load(q_ptr + rows[:, None] * D + d, mask=rows[:, None] < n, other=0.0)
     most, total = tl.full((BM,), -float("inf"), tl.float32), tl.zeros((BM,), tl.float32)
@@ -271,9 +267,7 @@ def run_attention(t: Tensors) -> Tensors:
 
 def attention_reference(t: Tensors) -> Tensors:
     q, k, v = (t[name].double() for name in "qkv")
-    return {
-        "out": torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
-    }
+    return {"out": torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]}
 
 
 @triton.jit
@@ -360,9 +354,7 @@ CASES = [
     ),
     Case("triton.gelu", "triton", one(2000), run_gelu, gelu_reference, F32),
     Case("triton.dropout", "triton", one(2000), run_dropout, dropout_reference, F32),
-    Case(
-        "triton.cumsum", "triton", one(8, 256), run_cumsum, lambda t: {"out": t["x"].double().cumsum(1)}, F32
-    ),
+    Case("triton.cumsum", "triton", one(8, 256), run_cumsum, lambda t: {"out": t["x"].double().cumsum(1)}, F32),
     Case("triton.argmax", "triton", one(30, 200), run_argmax, argmax_reference, 0),
     Case(
         "triton.sort",
@@ -388,9 +380,7 @@ CASES = [
         lambda t: {"out": t["x"].T},
         0,
     ),
-    Case(
-        "triton.atomics", "triton", lambda g: {"x": integers(g, 60, 1000)}, run_atomics, atomics_reference, 0
-    ),
+    Case("triton.atomics", "triton", lambda g: {"x": integers(g, 60, 1000)}, run_atomics, atomics_reference, 0),
     Case(
         "triton.associative_scan",
         "triton",
