@@ -100,7 +100,7 @@ PROFILE = {
     "occupancy %": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "sectors/load": "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
     "sectors/store": "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio",
-    "bank conflicts": "l1tex__data_bank_conflicts_pipe_lsu.sum",
+    "bank conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
     "registers": "launch__registers_per_thread",
 }
 """Columns of `profile` and the counters behind them, by Nsight Compute's names."""

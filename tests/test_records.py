@@ -26,7 +26,7 @@ def test_every_declared_figure_is_recorded_and_no_other():
     assert not recorded - declared, "no notebook declares these any more: remove them from the record"
 
 
-def test_a_gpu_without_counters_shows_recorded_figures_but_never_records_them(monkeypatch, capsys):
+def test_a_gpu_that_lacks_a_tool_shows_what_was_recorded_but_never_records_it(monkeypatch, capsys):
     def refused():
         raise machine.NotReady("This account may not read the GPU's hardware counters.")
 
@@ -35,6 +35,10 @@ def test_a_gpu_without_counters_shows_recorded_figures_but_never_records_them(mo
     shown = records.figures(refused, "no.such.figure")
     assert not shown.live and shown["no.such.figure"].note == "not recorded yet"
     assert "may not read" in capsys.readouterr().out
+    assert "not recorded yet" in records.text("no.such.text", refused)
+    assert "may not read" in capsys.readouterr().out
     monkeypatch.setenv("HELPERS_RECORD", "a-file.json")
     with pytest.raises(machine.NotReady):
         records.figures(refused, "no.such.figure")
+    with pytest.raises(machine.NotReady):
+        records.text("no.such.text", refused)

@@ -150,11 +150,20 @@ def figure(key: str, measure: Callable[[], Measurement]) -> Figures:
 
 
 def text(key: str, make: Callable[[], str]) -> str:
-    """Generated text that takes a GPU to make (a compiler's output, a tool's report): made there, recorded here."""
+    """Generated text that takes a GPU to make (a compiler's output, a tool's report): made there, recorded here.
+
+    A GPU machine that lacks what it takes (`machine.NotReady`) shows the recorded text, as `figures` does.
+    """
     if machine.gpu():
-        made = make()
-        _save("texts", {key: made.splitlines()})
-        return made
+        try:
+            made = make()
+        except machine.NotReady as missing:
+            if os.environ.get("HELPERS_RECORD"):
+                raise
+            show.note(f"{missing} A recorded text is shown instead.", kind="warning")
+        else:
+            _save("texts", {key: made.splitlines()})
+            return made
     record = load()
     if key not in record["texts"]:
         if os.environ.get("HELPERS_RECORDS") == "strict":
