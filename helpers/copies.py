@@ -7,6 +7,7 @@ as `NN_topic.new.ipynb`, once, and a message names the cells that changed.
 
 import hashlib
 import json
+import platform
 import re
 from pathlib import Path
 
@@ -14,6 +15,16 @@ from . import ROOT
 
 FOLDERS = ("notebooks", "labs")
 MEMORY = ".copied.json"
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LANGUAGE = {
+    "codemirror_mode": {"name": "ipython", "version": 3},
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "name": "python",
+    "nbconvert_exporter": "python",
+    "pygments_lexer": "ipython3",
+    "version": platform.python_version(),
+}
 
 
 def copy_to_work(root: Path = ROOT) -> list[str]:
@@ -81,10 +92,15 @@ def _free_name(copy: Path, offered) -> Path:
 
 def _content(source: Path, root: Path) -> bytes:
     """What is written into work/. README's links to files that are not copied lead one folder up."""
-    if source != root / "README.md":
-        return source.read_bytes()
-    copied = "|".join([*(f"{folder}/" for folder in FOLDERS), r"README\.md", "#", r"[a-z]+:"])
-    return re.sub(rf"(\]\()(?!{copied})", r"\1../", source.read_text()).encode()
+    if source == root / "README.md":
+        copied = "|".join([*(f"{folder}/" for folder in FOLDERS), r"README\.md", "#", r"[a-z]+:"])
+        return re.sub(rf"(\]\()(?!{copied})", r"\1../", source.read_text()).encode()
+    if source.suffix == ".ipynb":
+        # what JupyterLab would write on opening it: else each lesson would count as changed before it is touched
+        notebook = json.loads(source.read_text())
+        notebook["metadata"] |= {"kernelspec": KERNEL, "language_info": LANGUAGE}
+        return (json.dumps(notebook, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return source.read_bytes()
 
 
 def fingerprint(name: str, content: bytes) -> list:

@@ -20,6 +20,8 @@ def page(tmp_path_factory):
     checkout = lab_server.copy_of_checkout(folder / "checkout")
     with lab_server.serving(checkout, folder / "home", browser.SETTINGS) as lab, browser.page() as page:
         browser.open_notebook(page, lab, LESSON)
+        page.wait_for_timeout(1000)
+        page.changed_on_opening = page.locator(".lm-TabBar-tab.jp-mod-dirty").count()
         browser.run_all(page, seconds=240)
         yield page
 
@@ -27,6 +29,7 @@ def page(tmp_path_factory):
 def test_all_cells_run_without_error_or_noise(page):
     assert page.locator(browser.RED).all_inner_texts() == []
     assert page.failures == []
+    assert page.changed_on_opening == 0, "JupyterLab counts the lesson as changed before it is touched"
     assert page.locator(".jp-Dialog").count() == 0, page.locator(".jp-Dialog").first.inner_text()
 
 

@@ -115,3 +115,9 @@ def test_lessons_link_only_to_what_is_copied_into_work(path):
         t for t in local if t.startswith("../") and not t.startswith(("../labs/", "../notebooks/", "../README.md"))
     }
     assert not outside
+
+
+def test_the_readme_lists_every_lesson():
+    readme = prose(ROOT / "README.md")
+    missing = [path.name for path in (ROOT / "notebooks").glob("*.ipynb") if f"](notebooks/{path.name})" not in readme]
+    assert not missing
