@@ -166,8 +166,15 @@ def checkout(tmp_path):
     return root
 
 
+@pytest.fixture(autouse=True)
+def no_make_above(monkeypatch):
+    """These tests may themselves have been started by make, whose options must not reach the make under test."""
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "EXTRAS", "TORCH", "PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+
+
 def make(root: Path, *arguments: str, path: str = "") -> str:
-    """Run `make install` with this Python's base, and return what it said."""
+    """Run `make install`, with `path` first on the PATH, and return what it said."""
     env = {**os.environ, "PATH": f"{path}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(["make", "install", *arguments], cwd=root, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
