@@ -366,8 +366,7 @@ def main(as_json: bool) -> int:
         listed = [asdict(row) for row in rows]
         print(json.dumps({"ready": ready, "mode": mode, "why": why, "rows": listed}, indent=1))
     elif ready:
-        reason = next(row.sentence for row in rows if row.name == "GPU")
-        print(f"\nThe course can run here, in {mode.upper()} mode. {reason if mode == 'cpu' else ''}".rstrip())
+        print(f"\nThe course can run here, in {mode.upper()} mode.")
     else:
         print("\nThe course cannot run here yet: mend what is missing above.")
     return 0 if ready else 1

@@ -25,7 +25,7 @@ OLDEST, NEWEST = (3, 11), (3, 13)
 """The Python versions of pyproject's requires-python, both included."""
 
 GB = 10**9
-DISK = {("all", False): 14, ("all", True): 8, ("core", False): 9, ("core", True): 3}
+DISK = {("all", False): 14, ("all", True): 8, ("core", False): 11, ("core", True): 4}
 """GB that an installation takes, pip's downloads included: (EXTRAS, is torch a CPU or the image's build)."""
 
 RUNGS = ["library", "tvm", "xla", "mojo", "cutlass"]

@@ -5,6 +5,7 @@ A program that fails, crashes or hangs makes its row "missing", with the last li
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -304,6 +305,8 @@ def attempt(trial: Trial, folder: Path) -> Row:
     said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     last = said[-1] if said else f"It died, exit status {done.returncode}, and said nothing."
     if done.returncode:
+        if absent := re.fullmatch(r"ModuleNotFoundError: No module named '(\w+).*'", last):
+            last = f"The package {absent[1]} is not installed."
         return Row(trial.name, "missing", last, trial.mend, trial.needed)
     limited = last.startswith("limited: ")
     return Row(
