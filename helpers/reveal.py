@@ -5,6 +5,7 @@ cannot compile it; registers and spills are what ptxas said, SASS is read by the
 """
 
 import importlib.util
+import itertools
 import re
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from types import CodeType, FunctionType
 from . import child, machine, source
 
 _compiled: dict[tuple, "Compiled"] = {}
+_calls = itertools.count()
 _IR_LOCATION = re.compile(r'^#loc.*\n|\s*\bloc\((?:"[^"]*"(?:\([^()]*\))?|#\w+|unknown)\)', re.MULTILINE)
 _MLIR_OP = re.compile(r'^\s*(?:%[\w:#]+(?:, %[\w:#]+)*\s*=\s*)?"?([a-z]\w*)\.[a-z]', re.MULTILINE)
 _SASS_OP = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
@@ -122,9 +124,10 @@ def triton(
 
 
 def inductor(fn, *args) -> Generated:
-    """Compile `fn` anew with torch.compile, call it with `args`, and return the code: Triton on a GPU, C++ on a CPU.
+    """Compile `fn` with torch.compile, call it with `args`, and return the code: Triton on a GPU, C++ on a CPU.
 
-    Other compiled functions of this process, and their caches, are left as they are.
+    Compiled functions of this process are left as they are. The code goes through Inductor's cache on disk: a
+    `torch.compile(fn)` called with like arguments finds it there, here and in a child process, and so does this.
     """
     import torch
     from torch._inductor.graph import GraphLowering
@@ -134,11 +137,7 @@ def inductor(fn, *args) -> Generated:
     plain_save = GraphLowering.save_output_code
     GraphLowering.save_output_code = staticmethod(codes.append)
     try:
-        with (
-            torch._inductor.config.patch(fx_graph_cache=False),
-            torch._functorch.config.patch(enable_autograd_cache=False),
-        ):
-            torch.compile(_fresh(fn))(*args)
+        torch.compile(_fresh(fn))(*args)
     finally:
         GraphLowering.save_output_code = plain_save
     codes = [_without_harness(code) for code in dict.fromkeys(codes)]
@@ -254,10 +253,10 @@ def _tool(name: str) -> str:
 
 
 def _fresh(fn):
-    """A caller of `fn` that torch.compile has not seen: it caches by code object."""
+    """A caller of `fn` that torch.compile has not seen: it caches, and learns which sizes change, by code object."""
 
     def reveal(*args):
         return fn(*args)
 
-    code: CodeType = reveal.__code__.replace(co_name=f"reveal_{id(reveal)}")
+    code: CodeType = reveal.__code__.replace(co_name=f"reveal_{next(_calls)}")
     return FunctionType(code, reveal.__globals__, None, None, reveal.__closure__)

@@ -57,7 +57,9 @@ def table(rows: list[dict], columns: list[str] | None = None, caption: str = "")
         + "</tr>"
         for row in cells
     )
-    top = f'<caption style="text-align:left;padding:4px 0">{html.escape(caption)}</caption>' if caption else ""
+    # not a <caption>: that would be folded to the width of a narrow table
+    top = f'<div style="padding:4px 0">{html.escape(caption)}</div>' if caption else ""
+    label = f' aria-label="{html.escape(caption)}"' if caption else ""
     widths = [max([len(c), *(len(row[i]) for row in cells)]) for i, c in enumerate(columns)]
 
     def line(values):
@@ -65,7 +67,7 @@ def table(rows: list[dict], columns: list[str] | None = None, caption: str = "")
         return "  ".join(padded).rstrip()
 
     text = "\n".join([*([caption] if caption else []), line(columns), *map(line, cells)])
-    return _Both(f"<table>{top}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", text)
+    return _Both(f"{top}<table{label}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", text)
 
 
 def number(value) -> str:

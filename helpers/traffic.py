@@ -166,7 +166,8 @@ def _ncu(functions, metrics: list[str], options: list[str], repeats: int) -> lis
         command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--cache-control", "none"]
         command += ["--clock-control", "none", *options, "--metrics", ",".join(metrics), sys.executable, str(script)]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        env = {"PYTHONPATH": path, "HELPERS_MODE": "gpu"}
+        # Inductor's pool of compilers would be started under the profiler too
+        env = {"PYTHONPATH": path, "HELPERS_MODE": "gpu", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         # a row repeats every attribute of the device: some 4 kB
         done = child.command(command, env=env, seconds=300, output_bytes=1 << 26)
     rows = _parse(done.stdout)

@@ -78,7 +78,7 @@ def test_inductor_counts_kernels_library_calls_and_graphs():
 
     x = torch.randn(32, 32)
     before = torch.compile(layer, backend="eager")
-    for _ in range(2):  # the second time nothing comes out of a cache
+    for _ in range(2):  # the second time the code comes out of Inductor's cache
         made = reveal.inductor(before, x, x)
         assert made.extern_calls == ["extern_kernels.mm"] and made.graphs == 1
         assert len(made.kernels) == 1 and made.kernels[0] in made.code and "softmax" in made.kernels[0]
