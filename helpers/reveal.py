@@ -123,8 +123,10 @@ def triton(
     return _compiled[text, call]
 
 
-def inductor(fn, *args) -> Generated:
+def inductor(fn, *args, run=True) -> Generated:
     """Compile `fn` with torch.compile, call it with `args`, and return the code: Triton on a GPU, C++ on a CPU.
+
+    With `run=False` it ends once the first graph's code is written: no kernel is compiled from it, tuned or launched.
 
     Compiled functions of this process are left as they are. The code goes through Inductor's cache on disk: a
     `torch.compile(fn)` called with like arguments finds it there, here and in a child process, and so does this.
@@ -134,10 +136,18 @@ def inductor(fn, *args) -> Generated:
 
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)
     codes = []
+
+    def save(code):
+        codes.append(code)
+        if not run:
+            raise _Written
+
     plain_save = GraphLowering.save_output_code
-    GraphLowering.save_output_code = staticmethod(codes.append)
+    GraphLowering.save_output_code = staticmethod(save)
     try:
         torch.compile(_fresh(fn))(*args)
+    except _Written:
+        pass  # this is how run=False ends
     finally:
         GraphLowering.save_output_code = plain_save
     codes = [_without_harness(code) for code in dict.fromkeys(codes)]
@@ -150,6 +160,10 @@ def inductor(fn, *args) -> Generated:
         kernels += re.findall(launch, calls)
         externs += re.findall(r"\b(extern_kernels\.\w+|torch\.ops\.\w+\.\w+(?:\.\w+)?)\(", calls)
     return Generated("\n\n".join(codes), kernels, externs, len(codes))
+
+
+class _Written(BaseException):
+    """Ends a compilation from inside; like KeyboardInterrupt no Exception, which the compiler would wrap."""
 
 
 def _without_harness(code: str) -> str:

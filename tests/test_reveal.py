@@ -85,3 +85,17 @@ def test_inductor_counts_kernels_library_calls_and_graphs():
         assert "def call(" in made.code and "benchmark" not in made.code.split("def call(")[1]
     made = reveal.inductor(broken, x)
     assert made.graphs == len(made.kernels) == 2
+
+
+def test_inductor_reads_code_without_running_it():
+    def shifted(x):
+        return torch.tanh(x) * 1.25
+
+    x = torch.randn(24, 40)
+    for _ in range(2):  # a compilation that was ended leaves nothing half done behind
+        only_written = reveal.inductor(shifted, x, run=False)
+    ran = reveal.inductor(shifted, x)
+    numbered, code = zip(*(made.code.split("\n", 1) for made in (only_written, ran)), strict=True)
+    assert all(line.startswith("# AOT ID") for line in numbered) and code[0] == code[1]
+    assert only_written.kernels == ran.kernels and len(ran.kernels) == 1
+    assert torch.allclose(torch.compile(shifted)(x), shifted(x))
