@@ -225,10 +225,11 @@ def install(extras, torch, this_python):
             say("The last installation was cut short: .venv is made anew.")
         if anew:
             make_anew(choices, lock)
+        else:
+            write(venv("asked"), choices)
         build = "torch as pip finds it" if not torch else "TORCH=" + torch
         say(f"Installing packages into .venv: EXTRAS={extras}, {build}. This takes minutes.")
         fill(extras, torch, lock)
-        write(venv("asked"), choices)
         write(venv("installed"), {"checksum": checksum(extras, torch)})
 
 
