@@ -211,7 +211,7 @@ def install(extras, torch, this_python):
         if problem:
             raise Problem(*problem)
     with locked() as lock:
-        before = state()
+        before, asked = state(), read(venv("asked"))  # again: another make may have changed them meanwhile
         grown = asked.get("extras") in (extras, "core") and asked.get("torch") == torch and not other_python
         anew = before in ("absent", "broken") or not grown
         if before == "ready" and not anew and read(venv("installed"))["checksum"] == checksum(extras, torch):
