@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from types import CodeType, FunctionType
 
-from . import child, machine, source
+from . import child, machine, show, source
 
 _compiled: dict[tuple, "Compiled"] = {}
 _calls = itertools.count()
@@ -108,7 +108,8 @@ def triton(
     types = {n: t if isinstance(t, str) else _type(t) for n, t in signature.items()}
     call = f"_compile({name}, {types!r}, {constexprs or {}!r}, {arch!r}, {num_warps}, {num_stages}, {line_info})"
     if (text, call) not in _compiled:
-        done = child.run(text + _COMPILE, call, interpreted=False, seconds=300)
+        with show.working("compiling the kernel"):
+            done = child.run(text + _COMPILE, call, interpreted=False, seconds=300)
         if not done.ok:
             raise (TypeError if done.error.startswith("TypeError: ") else CompileFailed)(_reason(done, name, arch))
         value = done.value
@@ -145,7 +146,8 @@ def inductor(fn, *args, run=True) -> Generated:
     plain_save = GraphLowering.save_output_code
     GraphLowering.save_output_code = staticmethod(save)
     try:
-        torch.compile(_fresh(fn))(*args)
+        with show.working("torch.compile"):
+            torch.compile(_fresh(fn))(*args)
     except _Written:
         pass  # this is how run=False ends
     finally:

@@ -7,11 +7,13 @@ import base64
 import html
 import io
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from IPython import get_ipython
 from IPython.display import display
 
 _CELL = "padding:2px 10px;text-align:{};border-bottom:1px solid #8884"
@@ -123,12 +125,18 @@ def progress(work: Iterable | int, label: str, total: int | None = None) -> Iter
 
 @contextmanager
 def working(label: str) -> Iterator[None]:
-    """Show that something of unknown length is going on, until it ends: a profiler's run, a long compilation."""
-    handle = display(_Both(f"{html.escape(label)} <progress></progress>", f"{label} ..."), display_id=True)
+    """Show, once two seconds have passed, that something of unknown length is going on, until it ends."""
+    handle = display(_Both("", ""), display_id=True) if get_ipython() else None
+    bar = _Both(f"{html.escape(label)} <progress></progress>", f"{label} ...")
+    timer = threading.Timer(2, handle.update if handle else print, [bar])
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        if handle:  # None outside IPython
+        timer.cancel()
+        timer.join()
+        if handle:
             handle.update(_Both("", ""))
 
 

@@ -1,0 +1,55 @@
+"""How results look: tables and code as text, and signs of life for whatever takes longer than two seconds."""
+
+import time
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from helpers import notebooks, show
+
+
+def updates(cell: str) -> list[str]:
+    """The HTML of each display and update that one cell of a real kernel sends."""
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(f"import time\nfrom helpers import show\n{cell}")])
+    seen = []
+    client = NotebookClient(nb, km=None, timeout=60)
+    plain = client.process_message
+
+    def watch(msg, *rest):
+        if msg["msg_type"] in ("display_data", "update_display_data"):
+            seen.append(msg["content"]["data"].get("text/html", ""))
+        return plain(msg, *rest)
+
+    client.process_message = watch
+    client.execute(env=notebooks.kernel_environment({}))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "work",
+    ["with show.working('slow work'): time.sleep({})", "for _ in show.progress(3, 'slow work'): time.sleep({} / 2)"],
+)
+def test_what_takes_longer_than_two_seconds_shows_a_bar_that_vanishes(work):
+    quick, slow = updates(work.format(0.1)), updates(work.format(2.6))
+    assert not any("progress" in html for html in quick)
+    assert any("slow work" in html and "<progress" in html for html in slow)
+    assert slow[-1] == ""
+
+
+def test_working_ends_with_the_work_and_passes_its_error_on():
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError), show.working("x"):
+        raise ZeroDivisionError
+    assert time.monotonic() - began < 1
+
+
+def test_tables_align_numbers_and_keep_the_caption():
+    text = str(show.table([{"a": 1, "b": "x"}, {"a": 12345, "b": "yy"}], caption="what"))
+    assert text.splitlines() == ["what", "     a  b", "     1  x", "12,345  yy"]
+    assert str(show.table([], ["a"])) == "a"
+
+
+def test_code_marks_lines_and_numbers_them_from_the_whole_text():
+    text = str(show.code("one\ntwo\nthree", "ptx", slice(1, None), mark="^two"))
+    assert text.splitlines() == ["ptx · 2 of 3 lines", "> 2 two", "  3 three"]
