@@ -10,7 +10,7 @@ run := .venv/bin/python -m
 pytest := $(run) pytest --nbval-lax --nbval-current-env
 
 .DEFAULT_GOAL := help
-.PHONY: help install lab test test-slow test-all test-gpu labs measure doctor clean
+.PHONY: help install lab test test-slow test-all test-gpu measure doctor clean
 
 help:
 	@echo "make lab        install what is needed, then open the course in JupyterLab"
@@ -19,7 +19,6 @@ help:
 	@echo "make test-gpu   every test and every notebook on the GPU; fails where there is none"
 	@echo "make doctor     what this machine can run, and what mends each gap"
 	@echo "make measure    on a GPU: run the lessons, save their outputs and figures"
-	@echo "make labs       write labs/ from solutions/"
 	@echo "make install    create or update .venv only"
 	@echo "make clean      remove .venv and caches (your work in work/ stays)"
 	@echo "Options: EXTRAS=core|all  TORCH=cpu|cu126|cu130|system  PYTHON=python3.12  LAB_ARGS=--no-browser"
@@ -46,8 +45,8 @@ test-all: test test-slow
 test-gpu: install
 	HELPERS_MODE=gpu $(pytest) tests notebooks $(TEST_ARGS)
 
-labs measure: install
-	@$(run) helpers $@
+measure: install
+	@$(run) helpers measure
 
 # the exit status is the doctor's own: 0 when the course can run here
 doctor: install
