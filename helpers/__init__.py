@@ -4,7 +4,13 @@
 `helpers.start()` says what it found, or in one sentence why the course cannot run here.
 """
 
+import sys
 from pathlib import Path
+
+from . import install
+
+if sys.version_info < install.OLDEST:  # nothing below can be imported then, so it is said here, without a traceback
+    sys.exit("{}\nMend: {}".format(*install.python_problem()))
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout: notebooks, labs and records are found from here, whatever folder a notebook runs in."""
@@ -19,11 +25,13 @@ def start() -> None:
 
     Raises `machine.NotReady`, shown as one sentence with the command that mends it, when it cannot run here.
     """
-    from . import doctor, show
+    from . import doctor
 
     problem = doctor.blocking()
     if problem:
         raise problem
+    from . import show  # it needs IPython, which may have been the problem
+
     show.note(machine.banner())
     for warning in doctor.warnings():
         show.note(warning, kind="warning")

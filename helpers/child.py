@@ -156,7 +156,8 @@ def _carry_out(kind, job, seconds, memory_bytes, output_bytes) -> Result:
         try:
             return _zygote(kind).carry_out(job, seconds, output_bytes)
         except BaseException:
-            _zygotes.pop(kind).close()
+            if kind in _zygotes:  # it may not have started
+                _zygotes.pop(kind).close()
             raise
 
 
@@ -203,9 +204,11 @@ class _Zygote:
             f.write(json.dumps(job).encode())
             f.flush()
             ends = [reading.enter_context(os.fdopen(r, "rb", buffering=0)) for r, _ in pipes]
-            socket.send_fds(self.socket, [b"run"], [f.fileno(), *(w for _, w in pipes)])
-            for _, w in pipes:
-                os.close(w)
+            try:
+                socket.send_fds(self.socket, [b"run"], [f.fileno(), *(w for _, w in pipes)])
+            finally:
+                for _, w in pipes:
+                    os.close(w)
             start = time.monotonic()
             _, fds, *_ = socket.recv_fds(self.socket, 64, 1)
             pidfd = reading.enter_context(os.fdopen(fds[0], "rb", buffering=0))

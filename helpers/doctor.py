@@ -25,6 +25,8 @@ LITTLE, CROWDED = 8 * GIB, 3 * GIB
 
 A_GPU = "run the course on a machine with an NVIDIA GPU; README.md shows how on Colab"
 DRIVER = "update the NVIDIA driver to 580 or later"
+FIRST = ("filelock", "ipython", "matplotlib", "numpy", "nvidia-ml-py", "psutil")
+"""Packages that every lesson's first cell takes for granted: without one of them nothing runs."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,15 @@ def installed(*names: str) -> dict[str, str]:
     return found
 
 
+def anew() -> str:
+    """The command that brings back a package that an environment has lost: .venv's stamp does not know of that."""
+    return "make clean lab" if _in_venv() else "make lab"
+
+
+def _in_venv() -> bool:
+    return Path(sys.prefix) == ROOT / ".venv"
+
+
 # ---- checks --------------------------------------------------------------------------------------------------------
 
 
@@ -138,12 +149,14 @@ def checks() -> list[Row]:
 
 
 def system() -> Row:
+    """Linux, or what to do on another system."""
     if problem := install.system_problem():
         return Row("System", "missing", *problem, needed=True)
     return Row("System", "ok", f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}.")
 
 
 def python() -> Row:
+    """The version of this Python, too old and too new included."""
     if problem := install.python_problem():
         return Row("Python", "missing", *problem, needed=True)
     return Row("Python", "ok", f"Python {platform.python_version()} ({sys.prefix}).")
@@ -151,10 +164,15 @@ def python() -> Row:
 
 def packages() -> Row:
     """Is the environment whole? In .venv its stamp says; elsewhere (conda, an image) the versions installed do."""
-    name = "Packages"
-    if Path(sys.prefix) == ROOT / ".venv":
+    name, wrong = "Packages", wrong_versions()
+    if lost := [f"{package} is missing" for package in FIRST if f"{package} is missing" in wrong]:
+        return Row(name, "missing", f"Packages that every lesson needs: {'; '.join(lost)}.", anew(), needed=True)
+    if _in_venv():
         chosen = install.read(install.venv("asked"))
         state = install.state()
+        if state == "ready" and wrong:
+            sentence = f"Packages changed after .venv was installed: {'; '.join(wrong)}."
+            return Row(name, "limited", sentence, anew(), warn=True)
         if state == "ready":
             build = f", TORCH={chosen['torch']}" if chosen["torch"] else ""
             return Row(name, "ok", f".venv is complete: EXTRAS={chosen['extras']}{build}.")
@@ -162,7 +180,6 @@ def packages() -> Row:
             state, "was cut short being installed"
         )
         return Row(name, "limited", f".venv {fault}.", "make install", warn=True)
-    wrong = wrong_versions()
     if not wrong:
         return Row(name, "ok", f"All that the course needs is installed in {sys.prefix}.")
     mend = "make lab"
@@ -173,8 +190,10 @@ def packages() -> Row:
 
 def wrong_versions() -> list[str]:
     """Direct dependencies of pyproject.toml that are missing or of a version outside its range."""
-    from packaging.requirements import Requirement
-
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:  # without it no other can be looked at
+        return ["packaging is missing"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wrong = []
     for line in project["dependencies"]:
@@ -202,6 +221,7 @@ def folder() -> Row:
 
 
 def disk() -> Row:
+    """Free space where the checkout is; what an installation takes, `make` has asked for before."""
     free = shutil.disk_usage(ROOT).free / install.GB
     if free < 1:
         sentence = f"The disk of {ROOT} has only {free:.1f} GB free, and compilers keep what they made there."
@@ -210,6 +230,7 @@ def disk() -> Row:
 
 
 def torch() -> Row:
+    """Whether torch loads, and for what it was built."""
     try:
         found = the_torch()
     except (ImportError, OSError) as error:  # OSError: one of its libraries does not load
@@ -291,30 +312,38 @@ def _too_old(name: str, capability: tuple[int, int]) -> tuple[str, str]:
 
 def cupy() -> Row:
     """CuPy's wheels are built for one CUDA major version: the driver, torch and CuPy must agree."""
-    found = installed("cupy", "cupy-cuda12x", "cupy-cuda13x")
+    found, cuda = installed("cupy", "cupy-cuda12x", "cupy-cuda13x"), the_torch().cuda.split(".")[0]
     if not found:
-        mend = "make lab" if Path(sys.prefix) == ROOT / ".venv" else "pip install -c constraints.txt cupy-cuda13x"
+        mend = anew() if _in_venv() else f"{_pip()} install -c {ROOT}/constraints.txt {_cupy_for(cuda)}"
         return Row(
             "CuPy", "missing", "CuPy, which launches raw CUDA kernels on a GPU, is not installed.", mend, warn=True
         )
     listed = ", ".join(f"{name} {version}" for name, version in found.items())
     if len(found) > 1:
-        mend = f"pip uninstall -y {' '.join(found)} && make clean lab"
+        mend = f"{_pip()} uninstall -y {' '.join(found)} && make clean lab"
         return Row("CuPy", "limited", f"Several builds of CuPy overwrite one another: {listed}.", mend, warn=True)
     [name] = found
     built = re.search(r"cuda(\d+)x", name)
-    cuda = the_torch().cuda.split(".")[0]
     if built and cuda and built[1] != cuda:
         sentence = f"CuPy is built for CUDA {built[1]} ({listed}), and torch for CUDA {cuda}."
-        right = f"pip install -c constraints.txt cupy-cuda{cuda}x"
-        return Row("CuPy", "limited", sentence, f"pip uninstall -y {name} && {right}", warn=True)
+        right = f"{_pip()} install {_cupy_for(cuda)}"
+        return Row("CuPy", "limited", sentence, f"{_pip()} uninstall -y {name} && {right}", warn=True)
     return Row("CuPy", "ok", f"{listed}.")
 
 
+def _pip() -> str:
+    return f"{sys.executable} -m pip"
+
+
+def _cupy_for(cuda: str) -> str:
+    return f"cupy-cuda{12 if cuda == '12' else 13}x"
+
+
 def triton() -> Row:
+    """Whether Triton is there, and in CPU mode whether helpers came before it."""
     found = installed("triton")
     if not found:
-        return Row("Triton", "missing", "Triton is not installed.", "make lab", needed=True)
+        return Row("Triton", "missing", "Triton is not installed.", anew(), needed=True)
     functions = sys.modules.get("triton.language")
     try:
         cpu = not machine.gpu()
@@ -328,6 +357,7 @@ def triton() -> Row:
 
 
 def compiler() -> Row:
+    """g++, which torch.compile and the CPU runner of CUDA C call."""
     if path := shutil.which("g++"):
         return Row("C++ compiler", "ok", f"{path}.")
     sentence = "There is no g++: torch.compile and raw CUDA in CPU mode (lessons 00, 03, 08) need it."

@@ -117,8 +117,9 @@ def disk_problem(extras="all", torch=""):
 def package(apt, dnf=""):
     """The command that installs a package of the system, in the words of this system's package manager."""
     become = "" if hasattr(os, "geteuid") and os.geteuid() == 0 else "sudo "
-    if not shutil.which("apt-get") and shutil.which("dnf"):
-        return become + "dnf install -y " + (dnf or apt)
+    for manager in ("dnf", "zypper"):
+        if shutil.which(manager) and not shutil.which("apt-get"):
+            return f"{become}{manager} install -y {dnf or apt}"
     return f"{become}apt-get update && {become}apt-get install -y {apt}"
 
 

@@ -4,6 +4,7 @@
 - a lane of a load, store or atomic outside its tensor raises `OutOfBounds` before memory is touched. The valid region
   of an argument is the span of its view, from its lowest to its highest address; pointers derived from an argument
   by arithmetic, broadcasting and block pointers are held to that argument, others to any argument of the launch;
+- lanes of one store that write different values to one address raise `Race`: which of them stays is chance;
 - an address that two programs touch, one of them writing without an atomic, raises `Race`: on a GPU they run at the
   same time. Programs ordered by a scalar atomic on the same address (a lock, a counter of finished programs) are
   taken to be synchronised. Accesses narrower than the tensor's elements are not checked for races;
@@ -41,7 +42,7 @@ class OutOfBounds(_Refusal, IndexError):
 
 
 class Race(_Refusal, RuntimeError):
-    """Two programs touch one address, and one of them writes it without an atomic."""
+    """Two programs, or two lanes of a store, touch one address, and one of them writes it without an atomic."""
 
 
 class Unsupported(_Refusal, TypeError):
@@ -114,8 +115,8 @@ class _Shadow:
         return self.arrays[kind]
 
 
-def _span(tensor) -> tuple[int, int]:
-    """The lowest address of a view, and one past its highest."""
+def span(tensor) -> tuple[int, int]:
+    """The lowest address of a torch view, and one past its highest; equal where it has no element."""
     low = tensor.data_ptr()
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return low, low + (reach + 1) * tensor.element_size() if tensor.numel() else low
@@ -130,14 +131,14 @@ class _Launch:
         self.acquired: list[set] = []  # those that the running program is ordered after
         shadows: dict[int, _Shadow] = {}
         for name, tensor in named_args:
-            (low, high), item = _span(tensor), tensor.element_size()
+            (low, high), item = span(tensor), tensor.element_size()
             shadow = shadows.setdefault(tensor.untyped_storage().data_ptr(), _Shadow(low, high, item))
             shadow.low, shadow.high = min(shadow.low, low), max(shadow.high, high)
             shadow.item = min(shadow.item, item)
             self.regions.append(_Region(name, low, high, item, shadow))
 
     def region_of(self, tensor) -> _Region | None:
-        return next((r for r in self.regions if (r.low, r.high) == _span(tensor)), None)
+        return next((r for r in self.regions if (r.low, r.high) == span(tensor)), None)
 
     def begin(self, number: int) -> None:
         self.program, self.acquired = number + 1, []
@@ -214,6 +215,14 @@ class _Launch:
             "give each program addresses of its own, or use an atomic."
         )
 
+    def collision(self, address: int, origin: _Region | None) -> None:
+        region = origin or next(r for r in self.regions if r.holds(address, address + 1))
+        raise Race(
+            f"Race in {_place()}: lanes of this store, in program {_shown(self.program)}, write different values to "
+            f"element {(address - region.low) // region.item} of {region.name}, and which one stays is chance on a GPU: "
+            "give each lane an address of its own, mask all but one, or use an atomic."
+        )
+
     def order(self, address: int) -> None:
         """A scalar atomic with acquire and release: this program comes after those that went through the address."""
         before = self.released.setdefault(address, set())
@@ -225,7 +234,7 @@ class _Launch:
             self.acquired.append(before)
 
 
-def _access(access: str, pointers, mask, builder) -> None:
+def _access(access: str, pointers, mask) -> None:
     if _launch is None:
         return
     addresses = pointers.data
@@ -238,7 +247,7 @@ def _access(access: str, pointers, mask, builder) -> None:
     size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
     _launch.check(access, addresses, size, getattr(pointers, "origin", None))
     if _logs:
-        sectors = addresses >> np.uint64(5)
+        sectors = addresses // np.uint64(SECTOR_BYTES)
         steps = np.diff(sectors.astype(np.int64))
         distinct = int(np.count_nonzero(steps)) + 1 if (steps >= 0).all() else np.unique(sectors).size
         for log in _logs:
@@ -248,6 +257,25 @@ def _access(access: str, pointers, mask, builder) -> None:
             if access != "load":
                 log.bytes_written += addresses.size * size
                 log.sectors_written += distinct * (access == "store")
+
+
+def _collide(pointers, value, mask) -> None:
+    """Refuse a store whose lanes leave different values at one address; equal ones do no harm."""
+    if _launch is None:
+        return
+    kept = np.broadcast_to(mask if isinstance(mask, np.ndarray) else mask.data, pointers.data.shape)
+    addresses = pointers.data[kept]
+    steps = np.diff(addresses.astype(np.int64))
+    if (steps > 0).all() or (steps < 0).all():  # the common case, for the price of a difference
+        return
+    found, first, which = np.unique(addresses, return_index=True, return_inverse=True)
+    if found.size == addresses.size:
+        return
+    values = np.broadcast_to(value.data, kept.shape)[kept]
+    rival = values[first][which.reshape(-1)]
+    differ = (values != rival) & ((values == values) | (rival == rival))  # two NaN are alike
+    if differ.any():
+        _launch.collision(int(addresses[differ][0]), getattr(pointers, "origin", None))
 
 
 def _place() -> str:
@@ -317,11 +345,12 @@ def _watch_memory(it) -> None:
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
     def create_masked_load(self, ptrs, mask, *rest, **named):
-        _access("load", ptrs, mask, self)
+        _access("load", ptrs, mask)
         return load(self, ptrs, mask, *rest, **named)
 
     def create_masked_store(self, ptrs, value, mask, *rest, **named):
-        _access("store", ptrs, mask, self)
+        _access("store", ptrs, mask)
+        _collide(ptrs, value, mask)
         return store(self, ptrs, value, mask, *rest, **named)
 
     def ordering(ptr, sem):
@@ -329,12 +358,12 @@ def _watch_memory(it) -> None:
             _launch.order(int(ptr.data.reshape(-1)[0]))
 
     def create_atomic_rmw(self, op, ptr, value, mask, sem, scope):
-        _access("atomic", ptr, mask, self)
+        _access("atomic", ptr, mask)
         ordering(ptr, sem)
         return rmw(self, op, ptr, value, mask, sem, scope)
 
     def create_atomic_cas(self, ptr, compare, value, sem, scope):
-        _access("atomic", ptr, None, self)
+        _access("atomic", ptr, None)
         ordering(ptr, sem)
         return cas(self, ptr, compare, value, sem, scope)
 

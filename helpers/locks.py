@@ -40,6 +40,7 @@ def exclusive(what: str) -> Iterator[None]:
         return
     lock, holder = _lock()
     with _waiting(lock.acquire_write, holder):
+        holder.unlink(missing_ok=True)  # of another account that was killed: only its owner may chmod it
         holder.write_text(json.dumps({"pid": os.getpid(), "user": _user(), "what": what}))
         holder.chmod(0o666)
         _held.exclusive = True

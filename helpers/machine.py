@@ -115,8 +115,10 @@ def prepare() -> None:
         if "triton" not in sys.modules:
             os.environ["TRITON_INTERPRET"] = "1"
         if os.environ.get("TRITON_INTERPRET") == "1":
-            from . import interpreter
-
+            try:
+                from . import interpreter
+            except ImportError:  # numpy is missing, as the doctor's row of packages says
+                return
             interpreter.install()
     else:
         os.environ.pop("TRITON_INTERPRET", None)
@@ -163,8 +165,10 @@ def _no_gpu() -> str | None:
 
 def _driver() -> str:
     """The NVIDIA driver's version, from NVML; empty where there is none."""
-    import pynvml
-
+    try:
+        import pynvml
+    except ImportError:  # the doctor's row of packages says so
+        return ""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:  # no library, no driver or no permission: for the course all mean "none here"

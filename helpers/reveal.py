@@ -4,7 +4,6 @@ Nothing here needs a GPU. A Triton kernel is compiled in a child process, since 
 cannot compile it; registers and spills are what ptxas said, SASS is read by the nvdisasm in triton's wheel.
 """
 
-import importlib.util
 import itertools
 import re
 import subprocess
@@ -12,10 +11,9 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from types import CodeType, FunctionType
 
-from . import child, machine, show, source
+from . import child, cuda, machine, show, source
 
 _compiled: dict[tuple, "Compiled"] = {}
 _calls = itertools.count()
@@ -63,7 +61,7 @@ class Compiled:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
             f.write(self.cubin)
             f.flush()
-            done = subprocess.run([_tool("nvdisasm"), "-c", f.name], capture_output=True, text=True, check=True)
+            done = subprocess.run([cuda.tool("nvdisasm"), "-c", f.name], capture_output=True, text=True, check=True)
         return done.stdout
 
     def dialects(self) -> dict[str, Counter]:
@@ -259,13 +257,6 @@ def _name(kernel) -> str:
     while not hasattr(kernel, "__name__"):
         kernel = kernel.fn
     return kernel.__name__
-
-
-def _tool(name: str) -> str:
-    spec = importlib.util.find_spec("triton")
-    if spec is None:
-        raise machine.NotReady("Triton is not installed, and its wheel carries the disassembler.", "make lab")
-    return str(Path(spec.origin).parent / "backends" / "nvidia" / "bin" / name)
 
 
 def _fresh(fn):

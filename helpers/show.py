@@ -102,25 +102,27 @@ class Picture:
 
 
 def progress(work: Iterable | int, label: str, total: int | None = None) -> Iterator:
-    """Iterate over `work` (or range(work)) with a progress bar that vanishes at the end.
+    """Iterate over `work` (or range(work)) with a progress bar that vanishes at the end, or when the loop is left.
 
     It is drawn only once two seconds have passed: nothing flashes by for quick work.
     """
     work = range(work) if isinstance(work, int) else work
     total = total or (len(work) if hasattr(work, "__len__") else None)
     began, handle = time.monotonic(), None
-    for i, item in enumerate(work):
-        if time.monotonic() - began > 2:
-            of = f"{i}/{total}" if total else str(i)
-            bar = f'<progress value="{i}" max="{total}"></progress>' if total else "<progress></progress>"
-            both = _Both(f"{html.escape(label)} {bar} {of}", f"{label}: {of}")
-            if handle:
-                handle.update(both)
-            else:
-                handle = display(both, display_id=True)
-        yield item
-    if handle:
-        handle.update(_Both("", ""))
+    try:
+        for i, item in enumerate(work):
+            if time.monotonic() - began > 2:
+                of = f"{i}/{total}" if total else str(i)
+                bar = f'<progress value="{i}" max="{total}"></progress>' if total else "<progress></progress>"
+                both = _Both(f"{html.escape(label)} {bar} {of}", f"{label}: {of}")
+                if handle:
+                    handle.update(both)
+                else:
+                    handle = display(both, display_id=True)
+            yield item
+    finally:  # also where the loop around it breaks off or fails
+        if handle:
+            handle.update(_Both("", ""))
 
 
 @contextmanager

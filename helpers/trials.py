@@ -1,11 +1,10 @@
 """The doctor's trials: on every rung something small is run, in a process of its own, and what it says is reported.
 
 A trial's program prints one sentence. Where it begins with "limited: ", the rung works in part or differently here.
-A program that fails, crashes or hangs makes its row "missing", with the last line of what it said.
+A program that fails, crashes or hangs makes its row "missing", with its error in one line.
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import ROOT, install, machine
-from .doctor import A_GPU, Row
+from .doctor import A_GPU, Row, anew
 
 SECONDS = 90
 """A trial that takes longer hangs, as far as the doctor is concerned."""
@@ -37,6 +36,21 @@ class Trial:
     cpu: str = ""
     env: dict[str, str] = field(default_factory=dict)
 
+
+# Errors come as one line: those of compilers go on for pages, and their last lines say nothing.
+TELL = """
+import sys
+
+def _tell(kind, error, trace):
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        said = f"The package {error.name.split('.')[0]} is not installed."
+    else:
+        first = next(filter(None, map(str.strip, str(error).splitlines())), "it gives no reason")
+        said = getattr(error, "sentence", f"{kind.__name__}: {first}")
+    print("", said, f"Mend: {getattr(error, 'mend', '')}", sep="\\n", file=sys.stderr)
+
+sys.excepthook = _tell
+"""
 
 LIBRARY = """
 import cupy, torch
@@ -276,7 +290,7 @@ QUIET = {"MODULAR_TELEMETRY_ENABLED": "0", "XLA_PYTHON_CLIENT_PREALLOCATE": "fal
 def rows() -> Iterator[Row]:
     """The rows of all trials, in their order, each as soon as it is known. The slow ones start first."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        slow = ["torch, torch.compile", "Nsight Compute", "compute-sanitizer", "CuTe DSL", "XLA"]
+        slow = ["torch.compile", "Nsight Compute", "compute-sanitizer", "CuTe DSL", "XLA"]
         queue = sorted(TRIALS, key=lambda t: slow.index(t.name) if t.name in slow else len(slow))
         waiting = {trial.name: pool.submit(attempt, trial, Path(folder)) for trial in queue}
         for trial in TRIALS:
@@ -290,7 +304,7 @@ def attempt(trial: Trial, folder: Path) -> Row:
         return Row(trial.name, "limited", trial.cpu, A_GPU)
     place = folder / trial.name.replace(" ", "_")
     place.mkdir()
-    (place / "trial.py").write_text(f"device = {machine.device()!r}\n{trial.program}")
+    (place / "trial.py").write_text(f"device = {machine.device()!r}\n{TELL}{trial.program}")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     env = os.environ | QUIET | {"HELPERS_MODE": mode, "PYTHONPATH": path} | trial.env
     if mode == "cpu":
@@ -305,13 +319,16 @@ def attempt(trial: Trial, folder: Path) -> Row:
     said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     last = said[-1] if said else f"It died, exit status {done.returncode}, and said nothing."
     if done.returncode:
-        if absent := re.fullmatch(r"ModuleNotFoundError: No module named '(\w+).*'", last):
-            last = f"The package {absent[1]} is not installed."
-        return Row(trial.name, "missing", last, trial.mend, trial.needed)
+        mend = trial.mend
+        if last.startswith("Mend:"):
+            last, mend = said[-2], last.removeprefix("Mend:").strip() or mend
+        if last.startswith("The package ") and mend != ALL:
+            mend = anew()
+        return Row(trial.name, "missing", last, mend, trial.needed)
     limited = last.startswith("limited: ")
     return Row(
         trial.name,
         "limited" if limited else "ok",
         last.removeprefix("limited: "),
-        (trial.mend if trial.name == "JupyterLab" else A_GPU) if limited else "",
+        (trial.mend if mode == "gpu" or trial.name == "JupyterLab" else A_GPU) if limited else "",
     )

@@ -121,6 +121,28 @@ __global__ void last_block(const float* x, float* partial, float* out, unsigned*
   if (last && threadIdx.x == 0)
     for (int i = 0; i < gridDim.x; i++) out[0] += partial[i];
 }
+__global__ void fenced_too_soon(const float* x, float* partial, float* out, unsigned* done) {
+  __shared__ bool last;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    partial[blockIdx.x] = x[blockIdx.x] * 2;
+    last = atomicAdd(done, 1u) == gridDim.x - 1;
+  }
+  __syncthreads();
+  if (last && threadIdx.x == 0)
+    for (int i = 0; i < gridDim.x; i++) out[0] += partial[i];
+}
+__global__ void all_fence(const float* x, float* partial, float* out, unsigned* done) {
+  __shared__ bool last;
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  partial[i] = x[i] * 2;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(done, 1u) == gridDim.x - 1;
+  __syncthreads();
+  if (last)
+    for (int k = threadIdx.x; k < gridDim.x * blockDim.x; k += blockDim.x) atomicAdd(out, partial[k]);
+}
 __global__ void counted(int* bins, const int* x) {
   __shared__ int s[4];
   if (threadIdx.x < 4) s[threadIdx.x] = 0;
@@ -512,6 +534,25 @@ def test_fences_and_locks_are_no_races(kernels):
     unfenced = cuda.RawModule(code=KERNELS.replace("__threadfence();", ""), name_expressions=("scale<float>",))
     found = unfenced.get_function("last_block").check_races((8,), (32,), arguments, blocks=None)
     assert [r.array for r in found] == ["partial"]
+
+
+def test_a_fence_releases_what_came_before_it_only(kernels):
+    def arguments(parts):
+        return torch.ones(parts, device=DEVICE), zeros(parts), zeros(1), zeros(1, dtype=torch.int32)
+
+    found = kernels.get_function("fenced_too_soon").check_races((4,), (32,), arguments(4), blocks=None)
+    assert [r.array for r in found] == ["partial"]
+    assert kernels.get_function("all_fence").check_races((4,), (32,), arguments(128), blocks=None) == ()
+
+
+@on_cpu
+def test_a_view_is_held_to_its_span(kernels):
+    base = torch.randn(256)
+    with pytest.raises(cuda.OutOfBounds, match="past the end of `x` .element 100 of 100"):
+        kernels.get_function("add")((1,), (128,), (base[:100], zeros(128), zeros(128), 128))
+    out = zeros(64)
+    kernels.get_function("add")((1,), (64,), (base[64:128], base[:64], out, 64))
+    assert torch.equal(out, base[64:128] + base[:64])
 
 
 def test_bounds_are_checked_on_copies(kernels):

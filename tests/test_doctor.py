@@ -137,7 +137,9 @@ def test_cupy_for_another_cuda(monkeypatch, found, cuda, state, words):
     assert row.state == state and words in row.sentence
     assert row.state == "ok" or row.warn
     if state == "limited":
-        assert row.mend.startswith("pip uninstall -y cupy-cuda12x")
+        assert row.mend.startswith(f"{sys.executable} -m pip uninstall -y cupy-cuda12x")
+    if state == "missing":
+        assert "install -c" in row.mend and row.mend.endswith("cupy-cuda13x")
 
 
 def test_no_compiler(monkeypatch, tmp_path):
@@ -180,6 +182,10 @@ def test_the_state_of_the_environment(monkeypatch, state, words):
     row = doctor.packages()
     assert words in row.sentence and row.warn == (state != "ready")
     assert state == "ready" or row.mend == "make install"
+    if state == "ready":  # the stamp does not know what pip did to .venv afterwards
+        monkeypatch.setattr(doctor, "wrong_versions", lambda: ["nbclient is missing"])
+        row = doctor.packages()
+        assert row.warn and "nbclient is missing" in row.sentence and row.mend == "make clean lab"
 
 
 def test_packages_missing_without_a_venv_of_ours(monkeypatch):
@@ -234,6 +240,55 @@ def test_the_doctor_and_the_mode_agree():
     assert usable == (machine._no_gpu() is None)
 
 
+WITHOUT = """
+import sys
+from importlib import metadata
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == MODULE:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def version(name, known=metadata.version):
+    if name == DISTRIBUTION:
+        raise metadata.PackageNotFoundError(name)
+    return known(name)
+
+sys.meta_path.insert(0, Finder())
+metadata.version = version
+"""
+
+
+@pytest.mark.parametrize(
+    "module, distribution, sentence",
+    [
+        ("IPython", "ipython", "every lesson needs: ipython is missing"),
+        ("psutil", "psutil", "psutil is missing"),
+        ("pynvml", "nvidia-ml-py", "nvidia-ml-py is missing"),
+        ("numpy", "numpy", "numpy is missing"),
+        ("packaging", "packaging", "packaging is missing"),
+        ("triton", "triton", "Triton is not installed"),
+    ],
+)
+def test_a_package_that_helpers_itself_imports(module, distribution, sentence):
+    without = WITHOUT.replace("MODULE", repr(module)).replace("DISTRIBUTION", repr(distribution))
+    done = run(f"{without}\nimport helpers; print('imported'); helpers.start()", HELPERS_MODE="cpu")
+    said = done.stdout + done.stderr
+    assert "imported" in said and sentence in said and "Mend: make" in said
+    assert "Error" not in done.stderr, done.stderr
+    done = run(f"{without}\nimport json; from helpers import doctor; print([r.sentence for r in doctor.checks()])")
+    assert sentence in done.stdout, done.stderr
+
+
+def test_a_python_too_old_for_the_package_itself():
+    done = run("import sys; sys.version_info = (3, 9, 1, 'final', 0); import helpers")
+    assert done.returncode == 1 and done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first == "This Python is 3.9, which is too old: the course needs 3.11 to 3.13." and second.startswith(
+        "Mend: "
+    )
+
+
 def run(program, **env):
     return subprocess.run(
         [sys.executable, "-c", program],
@@ -276,7 +331,7 @@ def test_torch_that_cannot_be_imported(tmp_path):
     [
         ("print('It runs.')", "ok", "It runs."),
         ("print('limited: It half runs.')", "limited", "It half runs."),
-        ("import no_such_package", "missing", "no_such_package"),
+        ("raise ValueError('Why.\\n\\nPages of advice.')", "missing", "ValueError: Why."),
         ("raise SystemExit('It is not installed.')", "missing", "It is not installed."),
         ("import os; os.kill(os.getpid(), 11)", "missing", "-11"),
         ("import time; time.sleep(60)", "missing", "within 2 s"),
@@ -286,7 +341,23 @@ def test_a_trial_says_what_happened(monkeypatch, tmp_path, program, state, words
     monkeypatch.setattr(trials, "SECONDS", 2)
     row = trials.attempt(trials.Trial("a rung", program, "the mend", needed=True), tmp_path)
     assert (row.state, row.needed) == (state, row.state == "missing") and words in row.sentence
-    assert row.mend == {"ok": "", "limited": doctor.A_GPU, "missing": "the mend"}[state]
+    limited = "the mend" if machine.gpu() else doctor.A_GPU
+    assert row.mend == {"ok": "", "limited": limited, "missing": "the mend"}[state]
+
+
+@pytest.mark.parametrize(
+    "program, mend, words, mends",
+    [
+        ("import no_such_package", "the mend", "The package no_such_package is not installed.", "make"),
+        ("import no_such_package", trials.ALL, "The package no_such_package is not installed.", trials.ALL),
+        ("from importlib import metadata; metadata.version('no-such')", "the mend", "The package no-such is", "make"),
+        ("from helpers import machine; raise machine.NotReady('A.', 'do b')", "the mend", "A.", "do b"),
+        ("from helpers import machine; raise machine.NotReady('A.')", "the mend", "A.", "the mend"),
+    ],
+)
+def test_a_trial_names_the_mend_of_what_is_missing(tmp_path, program, mend, words, mends):
+    row = trials.attempt(trials.Trial("a rung", program, mend), tmp_path)
+    assert row.state == "missing" and row.sentence.startswith(words) and row.mend.startswith(mends)
 
 
 @pytest.mark.slow

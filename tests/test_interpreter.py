@@ -147,6 +147,21 @@ def test_a_forgotten_atomic_is_a_race():
     total[(1,)](o, x, 1000, B=1024, ATOMIC=False)  # one program alone may
 
 
+def test_lanes_of_one_store_that_collide():
+    @triton.jit
+    def halves(o_ptr, x_ptr, n, B: tl.constexpr):
+        i = tl.arange(0, B)
+        tl.store(o_ptr + i // 2, tl.load(x_ptr + i), mask=i < n)
+
+    x, o = torch.arange(8.0), torch.zeros(4)
+    with pytest.raises(interpreter.Race, match="lanes of this store, in program 0, .* to element 0 of o_ptr"):
+        halves[(1,)](o, x, 8, B=8)
+    halves[(1,)](o, x, 1, B=8)  # a single lane is left
+    same = torch.tensor([1, 1, 2, 2, 3, 3, torch.nan, torch.nan])
+    halves[(1,)](o, same, 8, B=8)  # equal values do no harm
+    assert o[:3].tolist() == [1, 2, 3] and o[3].isnan()
+
+
 def test_a_kernel_that_reads_what_a_neighbour_writes_is_a_race():
     @triton.jit
     def shift(x_ptr, n, B: tl.constexpr):

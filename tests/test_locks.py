@@ -33,6 +33,18 @@ def test_timing_waits_for_another_process_and_says_for_which(monkeypatch):
     assert f"process {other.pid}" in told[0] and "a long kernel" in told[0]
 
 
+def test_a_holder_file_of_another_account_is_replaced(monkeypatch):
+    with locks.exclusive("mine"):
+        pass
+    left = next(locks.folder().glob("*.lock")).with_suffix(".holder")
+    left.write_text("{}")
+    before = left.stat().st_ino
+    keep = left.open()  # so that its inode is not given out again
+    with locks.exclusive("mine"):
+        assert left.stat().st_ino != before, "chmod of another account's file is refused"
+    keep.close()
+
+
 def test_a_killed_holder_leaves_no_lock_behind():
     other = holder(60)
     other.kill()

@@ -114,8 +114,7 @@ _ITEMS = {
     "long long int": (torch.int64, torch.uint64),
     "int64_t": (torch.int64, torch.uint64),
 }
-# unsigned types, short and char often name raw bits (packed int4, bf16 payloads): those fit any tensor
-_BITS = {"bool", "char", "short", "unsigned", "unsigned int"}
+# others fit any tensor: unsigned types, short and char often name raw bits (packed int4, bf16 payloads)
 
 
 def bind(kernel: str, parameters: tuple[Parameter, ...], named: tuple[Declared, ...], args, device: str) -> list[Value]:
@@ -149,7 +148,7 @@ def _value(arg, parameter: Parameter, spelled: Declared, where: str, device: str
     if isinstance(arg, np.ndarray) and arg.size != 1:
         raise BadArgument(f"{where} is a numpy array of {arg.size} elements: pass a torch tensor on {device!r}.")
     if isinstance(arg, np.ndarray | np.generic):
-        return Value(_numpy(arg, parameter, spelled, where), None, spelled.name)
+        return Value(_numpy(arg, parameter, where), None, spelled.name)
     if isinstance(arg, bool | int | float):
         return Value(_number(arg, parameter, spelled, where), None, spelled.name)
     raise BadArgument(
@@ -187,7 +186,7 @@ def _words(parameter: Parameter) -> str:
     return f"{kinds[parameter.kind[0]]} of {parameter.size} bytes"
 
 
-def _numpy(arg, parameter: Parameter, spelled: Declared, where: str) -> bytes:
+def _numpy(arg, parameter: Parameter, where: str) -> bytes:
     array = np.asarray(arg)
     same_kind = parameter.kind == "bytes" or (array.dtype.kind == "f") == (parameter.kind[0] == "f")
     if array.nbytes != parameter.size or not same_kind:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from .. import machine
+from .. import install, machine
 from . import abi
 from .nvrtc import FILE, CompileError, include_folders
 from .translate import NOT_ON_A_CPU, to_cpp, variables
@@ -222,9 +222,7 @@ def _hash(*parts: str) -> str:
 
 def cache_folder() -> Path:
     """Where built kernels are kept: `gpu-kernel-ladder/cuda` in the user's cache folder."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-kernel-ladder" / "cuda"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return machine.cache("cuda")
 
 
 def _gxx(arguments: list) -> subprocess.CompletedProcess:
@@ -242,23 +240,17 @@ def compiler() -> str:
         )
     found = shutil.which("g++")
     if not found or not shutil.which("addr2line"):
-        raise machine.NotReady("Running CUDA C on the CPU needs g++, which was not found.", _install())
+        raise machine.NotReady(
+            f"Running CUDA C on the CPU needs {'addr2line' if found else 'g++'}, which was not found.",
+            install.package("binutils") if found else install.package("g++", dnf="gcc-c++"),
+        )
     version = _version_of(found)
     if int(version.split(".")[0]) < 10:
-        raise machine.NotReady(f"Running CUDA C on the CPU needs g++ 10 or later; this is {version}.", _install())
+        raise machine.NotReady(
+            f"Running CUDA C on the CPU needs g++ 10 or later; this is {version}.",
+            install.package("g++", dnf="gcc-c++"),
+        )
     return found
-
-
-def _install() -> str:
-    commands = {
-        "apt-get": "sudo apt-get install g++",
-        "dnf": "sudo dnf install gcc-c++",
-        "zypper": "sudo zypper install gcc-c++",
-    }
-    for name, command in commands.items():
-        if shutil.which(name):
-            return command
-    return "conda install -c conda-forge gxx"
 
 
 def _version_of(path: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from .. import machine
+from ..interpreter import span
 from . import abi, cpu, faults, nvrtc
 from . import trace as tracing
 from .arguments import Declared, Value, bind, declared
@@ -136,7 +137,8 @@ class Kernel:
         return tracing.races(outcome.races, found, self.module.code, _array_names(values))
 
     def check_bounds(self, grid, block, args=(), shared_mem: int = 0, blocks: int | None = None) -> None:
-        """Raise `OutOfBounds` at the first access outside the arrays in `args`; run on copies of them."""
+        """Raise `OutOfBounds` at the first access outside the arrays in `args`, each from its view's lowest to its
+        highest address; run on copies of them."""
         self._on_copies(grid, block, args, shared_mem, abi.RUN, blocks or 0)
 
     def _on_copies(self, grid, block, args, shared_mem: int, mode: int, blocks: int) -> tuple[cpu.Outcome, list[Value]]:
@@ -148,8 +150,7 @@ class Kernel:
 
     def _run(self, grid, block, values, shared_mem, mode, order, seed, blocks=0) -> cpu.Outcome:
         arrays = [v.array for v in values if isinstance(v.array, torch.Tensor)]
-        spans = [(a.untyped_storage().data_ptr(), a.untyped_storage().nbytes(), a.element_size()) for a in arrays]
-        ranges = [(low, low + size) for low, size, _ in spans]
+        ranges = [span(a) for a in arrays]
         library = self.module._on_cpu
         outcome = library.run(
             self.name,
@@ -167,7 +168,7 @@ class Kernel:
         )
         if outcome.printed:
             sys.stdout.write(outcome.printed)
-        elements = [(low, low + size, item) for low, size, item in spans]
+        elements = [(low, high, a.element_size()) for (low, high), a in zip(ranges, arrays, strict=True)]
         faults.raise_for(outcome, library, self.name, self.module.code, _array_names(values), elements)
         return outcome
 

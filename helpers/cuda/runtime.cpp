@@ -324,7 +324,7 @@ unsigned cc_active(int line) {
 void cc_atomic(void* address, size_t size, void* pc) { touch(address, size, ATOMIC, pc, true); }
 void cc_fence() {
   Fiber* f = self();
-  if (Shadow* s = f->worker->shadow) s->fenced[f->linear] = 1;
+  if (Shadow* s = f->worker->shadow) s->fenced[f->linear] = (uint64_t)s->epoch << 32 | ++f->clock[lane_of(f)];
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 void cc_assert(const char* text, int line) { fail_at_line(self(), ASSERTION, line, text); }

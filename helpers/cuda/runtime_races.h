@@ -30,12 +30,14 @@ struct Shadow {
   Known block;                                            // what every thread of the running block knows
   std::map<std::pair<uint64_t, uint64_t>, Race> races;    // by the two instructions
   uint32_t epoch = 0;
-  std::vector<uint8_t> fenced;
+  std::vector<uint64_t> fenced;                           // by thread: its last fence, as epoch<<32 | clock; 0: none
 };
 
 void block_met(Worker* w) {
   if (Shadow* s = w->shadow) {
     s->epoch++;
+    for (unsigned t = 0; t < w->threads; t++)  // what each fenced before the barrier, any thread may release after it
+      if (s->fenced[t]) s->block.clocks[w->block_number * MOST_THREADS + t] = s->fenced[t];
     for (auto& [thread, known] : s->threads) s->block.learn(known);
     s->threads.clear();
   }
@@ -122,16 +124,15 @@ void search_races(Worker* w, Fiber* f, uint64_t address, size_t size, Kind kind,
     }
     cell.push_back(now);
   }
-  if (kind == ATOMIC) {  // acquire what was released here, and release what this thread has done before its fence
+  if (kind == ATOMIC) {  // acquire what was released here, and release what came before this thread's last fence
     Known& here = s->released[address];
     Known& mine = s->threads[f->linear];
     mine.learn(here);
-    if (s->fenced[f->linear]) {
+    if (uint64_t fence = s->fenced[f->linear]) {
       here.learn(mine);
       here.learn(s->block);
-      here.epochs[w->block_number] = std::max(here.epochs[w->block_number], s->epoch);
-      here.clocks[w->block_number * MOST_THREADS + f->linear] = (uint64_t)s->epoch << 32 | (now.clock + 1);
-      f->clock[lane_of(f)]++;
+      here.epochs[w->block_number] = std::max(here.epochs[w->block_number], uint32_t(fence >> 32));
+      here.clocks[w->block_number * MOST_THREADS + f->linear] = fence;
     }
   }
 }
