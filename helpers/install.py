@@ -124,6 +124,7 @@ def package(apt, dnf=""):
 
 
 def dotted(version):
+    """(3, 11) as "3.11"."""
     return ".".join(str(number) for number in version)
 
 
@@ -169,6 +170,7 @@ def checksum(extras, torch):
 
 
 def venv(*parts):
+    """A path in .venv."""
     return os.path.join(ROOT, ".venv", *parts)
 
 
@@ -183,6 +185,7 @@ def read(path):
 
 
 def write(path, content):
+    """Write `content` as JSON, whole or not at all."""
     with open(path + ".partial", "w") as file:
         json.dump(content, file)
     os.replace(path + ".partial", path)
@@ -332,6 +335,7 @@ def say(sentence):
 
 
 def main():
+    """Run one installation; returns the exit status."""
     parser = argparse.ArgumentParser(description="Make .venv and keep it up to date.")
     parser.add_argument("--extras", default="", help="all (the default), core, or some of: " + ", ".join(RUNGS))
     parser.add_argument("--torch", default="", help="cpu, cu126, cu130, …, or system; default: pip's own choice")

@@ -10,6 +10,8 @@
   taken to be synchronised. Accesses narrower than the tensor's elements are not checked for races;
 - bfloat16 raises `Unsupported`, since the interpreter computes it wrongly without saying so;
 - `triton.autotune` picks the first configuration, as CPU times say nothing about a GPU's.
+What it cannot see: a load of what other lanes of the same program stored (a GPU needs `tl.debug_barrier` between),
+and wrong addresses that lie inside the tensor.
 """
 
 import sys
@@ -216,10 +218,12 @@ class _Launch:
         )
 
     def collision(self, address: int, origin: _Region | None) -> None:
+        """Raise what two lanes of one store do at an address."""
         region = origin or next(r for r in self.regions if r.holds(address, address + 1))
+        number = (address - region.low) // region.item
         raise Race(
             f"Race in {_place()}: lanes of this store, in program {_shown(self.program)}, write different values to "
-            f"element {(address - region.low) // region.item} of {region.name}, and which one stays is chance on a GPU: "
+            f"element {number} of {region.name}, and which one stays is chance on a GPU: "
             "give each lane an address of its own, mask all but one, or use an atomic."
         )
 

@@ -26,6 +26,7 @@ FILE_BYTES = 1 << 32
 
 
 def serve(sock: socket.socket, preload: str) -> None:
+    """Answer the messages on `sock` until it closes; an error while preloading is sent instead of "ready"."""
     try:
         load(preload)
     except BaseException as e:  # the parent raises it: nothing can be run without these packages
@@ -55,6 +56,7 @@ def serve(sock: socket.socket, preload: str) -> None:
 
 
 def load(preload: str) -> None:
+    """Import what jobs will need. preload: "bare" (nothing), "compiled" or "interpreted" (how Triton runs there)."""
     if preload == "bare":
         return
     import numpy  # noqa: F401
@@ -100,6 +102,7 @@ def sweep(first: int | None) -> tuple[int | None, int]:
 
 
 def descendants(pid: int) -> list[int]:
+    """The pids of all processes below `pid`."""
     found, look = [], [pid]
     while look:
         parent = look.pop()
@@ -158,6 +161,7 @@ def carry_out(job: dict, value_fd: int) -> int:
 
 
 def limit(memory_bytes: int | None) -> None:
+    """No core files, no file above FILE_BYTES, and `memory_bytes` of data beside what the process holds already."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     if memory_bytes is not None:
@@ -210,6 +214,7 @@ def plain_data(thing):
 
 
 def prctl(option: int, argument: int) -> None:
+    """The system call of this name; raises OSError."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0):

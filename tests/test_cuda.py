@@ -569,7 +569,7 @@ def test_no_compiler_is_one_sentence(monkeypatch):
     from helpers.cuda import cpu
 
     monkeypatch.setattr(cpu.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
-    with pytest.raises(machine.NotReady, match=r"(?s)needs g\+\+.*apt-get install g\+\+"):
+    with pytest.raises(machine.NotReady, match=r"(?s)needs g\+\+.*apt-get install -y g\+\+"):
         cpu.compiler.__wrapped__()
 
 

@@ -44,14 +44,17 @@ def source_of(figures) -> str:
 
 
 def known(number) -> bool:
+    """Whether there is a number: neither None nor the NaN of a figure without a record."""
     return number is not None and math.isfinite(number)
 
 
 def known_or(number, otherwise):
+    """`number` where it is known, else `otherwise`."""
     return number if known(number) else otherwise
 
 
 def unit_name(unit: str) -> str:
+    """A unit as it is written on a chart."""
     return {"us": "µs"}.get(unit, unit)
 
 
@@ -75,6 +78,7 @@ def size(value: float) -> str:
 
 
 def byte_scale(most: float) -> tuple[float, str]:
+    """(bytes a unit, the unit) in which `most` bytes read well."""
     for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if most >= scale:
             return scale, unit
