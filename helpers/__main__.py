@@ -79,6 +79,12 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{path}: there is no such notebook", file=sys.stderr)
             failed += 1
             continue
+        try:
+            notebooks.read(path)
+        except machine.NotReady as problem:
+            print(problem, file=sys.stderr)
+            failed += 1
+            continue
         ran = _execute(path, cell_seconds=options.cell_seconds)
         notebooks.save(ran.notebook, options.out / path.name)
         failed += ran.failure is not None
@@ -123,12 +129,10 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _tidy(options: argparse.Namespace) -> int:
-    import nbformat
-
     from . import notebooks
 
     for path in options.notebooks:
-        notebooks.save(notebooks.normalise(nbformat.read(path, as_version=4)), path)
+        notebooks.save(notebooks.normalise(notebooks.read(path)), path)
     return 0
 
 

@@ -60,6 +60,17 @@ class Ran:
     failure: Failure | None
 
 
+def read(path: Path) -> nbformat.NotebookNode:
+    """A notebook from its file. Raises `machine.NotReady`, one sentence and a mend, where the file holds none."""
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except Exception as error:  # nbformat fails in many ways on what is no notebook
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise machine.NotReady(f"{path} is no notebook that can be read: {why}.", f"git checkout {path}") from error
+    return notebook
+
+
 class _ThisPython(KernelSpecManager):
     """Kernels run in the interpreter that asks for them, whatever kernels are installed on the machine."""
 

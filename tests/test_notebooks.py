@@ -125,6 +125,11 @@ def test_exit_statuses(tmp_path, capsys):
     capsys.readouterr()
     assert command("run", tmp_path / "none.ipynb", "--out", tmp_path) == 1
     assert capsys.readouterr().err == f"{tmp_path / 'none.ipynb'}: there is no such notebook\n"
+    for text in ("{broken", "[]", "{}", '{"cells": 3, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'):
+        (tmp_path / "98_broken.ipynb").write_text(text)
+        assert command("run", tmp_path / "98_broken.ipynb", "--out", tmp_path / "out") == 1
+        said = capsys.readouterr().err.splitlines()
+        assert "98_broken.ipynb is no notebook" in said[0] and said[1].startswith("Mend: ") and len(said) == 2
     assert command("run", "x.ipynb") == 2
     assert command("no-such-command") == 2
 

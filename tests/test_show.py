@@ -37,6 +37,15 @@ def test_what_takes_longer_than_two_seconds_shows_a_bar_that_vanishes(work):
     assert slow[-1] == ""
 
 
+def test_a_bar_vanishes_where_its_loop_is_left_early():
+    cell = """
+for i in show.progress(3, 'slow work'):
+    time.sleep(2.2)
+    if i == 1: break"""
+    seen = updates(cell)
+    assert any("<progress" in html for html in seen) and seen[-1] == ""
+
+
 def test_working_ends_with_the_work_and_passes_its_error_on():
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError), show.working("x"):
