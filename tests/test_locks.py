@@ -9,14 +9,14 @@ from helpers import ROOT, locks
 HOLD = """
 import time
 from helpers import locks
-with locks.exclusive("a long kernel"):
+with locks.{}:
     print("held", flush=True)
     time.sleep({})
 """
 
 
-def holder(seconds: float) -> subprocess.Popen:
-    code = HOLD.format(seconds)
+def holder(seconds: float, kind: str = "exclusive('a long kernel')") -> subprocess.Popen:
+    code = HOLD.format(kind, seconds)
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     return process
@@ -52,3 +52,13 @@ def test_a_killed_holder_leaves_no_lock_behind():
     began = time.monotonic()
     with locks.exclusive("mine"), locks.exclusive("nested"):
         assert time.monotonic() - began < 5
+
+
+def test_other_work_is_shared_among_itself_and_keeps_timing_waiting():
+    other = holder(1.5, "shared()")
+    began = time.monotonic()
+    with locks.shared():
+        assert time.monotonic() - began < 1.0
+    with locks.exclusive("mine"):
+        assert time.monotonic() - began > 1.0
+        assert other.wait(5) == 0
