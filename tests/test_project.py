@@ -134,3 +134,21 @@ def test_licence_is_the_one_that_is_declared():
 def test_form(command):
     done = subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_modules_import_only_what_stands_before_them_in_the_list():
+    listed = re.search(r"stand before it in this list: ([\w, ]+)\.", (ROOT / "CONTRIBUTING.md").read_text())[1]
+    order = listed.split(", ")
+    package = ROOT / "helpers"
+    modules = {path.relative_to(package).parts[0].removesuffix(".py") for path in package.rglob("*.py")}
+    assert modules - {"__init__", "__main__", "zygote"} == set(order)  # zygote is a program that child starts
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package).parts
+        name = parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.ImportFrom) and node.level == len(parts) and name in order):
+                continue
+            taken = {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+            upward = {other for other in taken & set(order) if order.index(other) > order.index(name)}
+            # the doctor ends by starting the trials, which are written in its terms
+            assert upward <= ({"trials"} if name == "doctor" else set()), f"{path}: {upward}"
