@@ -270,7 +270,7 @@ def banner() -> str:
     m = here()
     with_versions = ", ".join(f"{k} {v}" for k, v in versions().items())
     if m.mode == "gpu":
-        size = f"{m.sms} SMs, {m.l2_bytes / 2**20:.0f} MB of L2, {m.memory_bytes / 2**30:.0f} GiB"
+        size = f"{m.sms} SMs, {m.l2_bytes / 2**20:.0f} MiB of L2, {m.memory_bytes / 2**30:.0f} GiB"
         return f"GPU mode: {m.name} (compute capability {m.capability[0]}.{m.capability[1]}; {size}). {with_versions}"
     return (
         f"CPU mode ({m.why}): kernels run on {m.name} for their values; "

@@ -180,8 +180,11 @@ def lines(
         y = [value_of(value) for _, value in pairs]
         xs.update(x)
         color = PALETTE[index % len(PALETTE)]
-        axes.plot(x, y, color=color, marker=MARKERS[index % len(MARKERS)], linewidth=1.8, markersize=6, label=name,
-                  linestyle=("-", "--", "-.", ":")[index // len(PALETTE) % 4])  # fmt: skip
+        # each line thinner than the one before, so that it does not hide one it coincides with
+        width, marker = max(3.2 - 0.5 * index, 1.2), max(9 - index, 5)
+        dashes = ("-", "--", "-.", ":")[index // len(PALETTE) % 4]
+        axes.plot(x, y, dashes, color=color, marker=MARKERS[index % len(MARKERS)], linewidth=width,
+                  markersize=marker, label=name)  # fmt: skip
         axes.fill_between(x, [known_or(getattr(v, "low", None), value_of(v)) for _, v in pairs],
                           [known_or(getattr(v, "high", None), value_of(v)) for _, v in pairs], color=color, alpha=0.2,
                           linewidth=0)  # fmt: skip

@@ -59,10 +59,10 @@ def unit_name(unit: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, never an exponent between 0.001 and a million."""
+    """Three significant digits, never an exponent between 0.0001 and a million."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "not known"
-    if not 1e-3 <= abs(value) < 1e6:
+    if not 1e-4 <= abs(value) < 1e6:
         return f"{value:.2e}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:.{digits}f}"
