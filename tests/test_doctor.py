@@ -133,6 +133,7 @@ def test_torch_that_does_not_load(monkeypatch):
 def test_cupy_for_another_cuda(monkeypatch, found, cuda, state, words):
     monkeypatch.setattr(doctor, "installed", lambda *names: found)
     monkeypatch.setattr(doctor, "the_torch", lambda: torch(cuda=cuda, card=None))
+    monkeypatch.setattr(doctor, "_in_venv", lambda: False)
     row = doctor.cupy()
     assert row.state == state and words in row.sentence
     assert row.state == "ok" or row.warn
@@ -140,6 +141,8 @@ def test_cupy_for_another_cuda(monkeypatch, found, cuda, state, words):
         assert row.mend.startswith(f"{sys.executable} -m pip uninstall -y cupy-cuda12x")
     if state == "missing":
         assert "install -c" in row.mend and row.mend.endswith("cupy-cuda13x")
+        monkeypatch.setattr(doctor, "_in_venv", lambda: True)
+        assert doctor.cupy().mend == "make clean lab"
 
 
 def test_no_compiler(monkeypatch, tmp_path):
