@@ -23,7 +23,7 @@ ROUNDS = 21
 MOST_SETS = 256
 GRAPH_BELOW_US = 100.0
 """Calls longer than this are not captured: their launches hide behind the work, and a graph copies memory at half
-the speed of a stream (2.7 against 4.2 TB/s, H200, torch 2.11)."""
+the speed of a kernel (2.7 against 4.1 TB/s, H200, torch 2.11)."""
 
 SPREAD = 0.03
 """A kernel whose quartiles lie further apart than this share of its median gets a note."""
