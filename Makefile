@@ -7,7 +7,7 @@ TEST_ARGS ?=
 
 run := .venv/bin/python -m
 # lessons are run by nbval, in the kernel of this environment, beside the unit tests
-pytest := $(run) pytest --nbval-lax --nbval-current-env
+pytest := $(run) pytest --nbval-lax
 
 .DEFAULT_GOAL := help
 .PHONY: help install lab test test-slow test-all test-gpu measure doctor clean

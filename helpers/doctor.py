@@ -13,11 +13,11 @@ import shutil
 import sys
 import tomllib
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from warnings import catch_warnings
 
 from . import ROOT, install, machine
+from .machine import Driver, installed, nvidia
 
 GIB = 2**30
 LITTLE, CROWDED = 8 * GIB, 3 * GIB
@@ -64,34 +64,6 @@ def warnings() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Driver:
-    """What NVML says: the driver's version, the newest CUDA it runs, the cards' names and compute capabilities."""
-
-    version: str
-    cuda: tuple[int, int]
-    cards: tuple[tuple[str, tuple[int, int]], ...]
-
-
-def nvidia() -> Driver | None:
-    """The NVIDIA driver; None where there is none. Asking creates no CUDA context."""
-    try:
-        import pynvml as nvml
-    except ImportError:  # the row of packages says that nvidia-ml-py is missing; torch still tells of a card
-        return None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:  # no library, no driver, no permission: for the course all mean that there is none
-        return None
-    try:
-        cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        cards = [(nvml.nvmlDeviceGetName(h), tuple(nvml.nvmlDeviceGetCudaComputeCapability(h))) for h in handles]
-        return Driver(nvml.nvmlSystemGetDriverVersion(), (cuda // 1000, cuda % 1000 // 10), tuple(cards))
-    finally:
-        nvml.nvmlShutdown()
-
-
-@dataclass(frozen=True)
 class Torch:
     """What torch says. cuda, hip: the versions it was built for, or empty; card: name, capability, bytes, free."""
 
@@ -112,17 +84,6 @@ def the_torch() -> Torch:
         p = torch.cuda.get_device_properties(torch.cuda.current_device())
         card = p.name, (p.major, p.minor), p.total_memory, torch.cuda.mem_get_info()[0]
     return Torch(torch.__version__, torch.version.cuda or "", torch.version.hip or "", card)
-
-
-def installed(*names: str) -> dict[str, str]:
-    """Versions of those distributions that are installed."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def anew() -> str:

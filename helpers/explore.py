@@ -8,7 +8,7 @@ import ipywidgets as widgets
 from IPython.display import display
 from matplotlib.lines import Line2D
 
-from helpers import plots, show, timing
+from . import plots, show, timing
 
 # FLOP/byte, as powers of two, that the slider runs over: an addition of fp32 vectors is at 2**-3.6, a large product
 # of fp16 matrices at 2**11
@@ -39,8 +39,8 @@ def read(intensity: float, unit: str, size: float, ceilings) -> Reading:
     text = (
         f"{number(intensity)} FLOP/byte in {unit}: {bound}-bound (the ridge is at {number(ridge)} FLOP/byte); "
         f"attainable {number(rate / 1e12)} TFLOP/s, {rate / roof:.0%} of the compute roof; "
-        f"at least {number(seconds * 1e6)} µs for {number(size / 1e6)} MB of traffic, plus about "
-        f"{number(ceilings.launch_us)} µs for a launch."
+        f"at least {number(seconds * 1e6)} µs for {number(size / 1e6)} MB of traffic, and no "
+        f"kernel takes less than about {number(ceilings.empty_kernel_us)} µs."
     )
     return Reading(intensity, bound, rate, seconds, text)
 

@@ -1,7 +1,7 @@
 """One timer at a time on a GPU that several people share.
 
-Timing takes the GPU's lock exclusively; other GPU work of the course takes it shared, so that nobody's check runs
-inside somebody else's measurement. The lock covers the measured region only, never compilation.
+Timing takes the GPU's lock exclusively, for the measured region only and never for compilation, and Nsight Compute's
+runs take it whole. Other GPU work of the course may take it shared, which keeps it out of measurements.
 """
 
 import json

@@ -18,18 +18,19 @@ OLDEST = (7, 5)
 """Compute capability of the oldest card the course runs on (T4)."""
 
 
-class NotReady(RuntimeError):
-    """This machine cannot do what was asked: one sentence, and the command that mends it.
+class Plain:
+    """Mixed into an exception whose message says all: IPython shows it without a traceback."""
 
-    IPython shows it without a traceback, since the fault is the machine's, not the reader's code's.
-    """
+    def _render_traceback_(self):
+        return [str(self)]
+
+
+class NotReady(Plain, RuntimeError):
+    """This machine cannot do what was asked: one sentence, and the command that mends it."""
 
     def __init__(self, sentence: str, mend: str = ""):
         super().__init__(sentence + (f"\nMend: {mend}" if mend else ""))
         self.sentence, self.mend = sentence, mend
-
-    def _render_traceback_(self):
-        return [str(self)]
 
 
 @dataclass(frozen=True)
@@ -149,34 +150,45 @@ def _no_gpu() -> str | None:
     if torch.version.hip:
         return "this torch is a ROCm build, and the course's kernels are for NVIDIA cards"
     if not torch.version.cuda:
-        return "this torch is a CPU build" + (" although the machine has an NVIDIA driver" if _driver() else "")
+        return "this torch is a CPU build" + (" although the machine has an NVIDIA driver" if nvidia() else "")
     with warnings.catch_warnings(action="ignore"):  # of a driver that is too old; the doctor's sentence says it
         available = torch.cuda.is_available()
     if not available:
-        driver = _driver()
-        if not driver:
+        if not (driver := nvidia()):
             return "no NVIDIA driver was found"
-        return f"torch, built for CUDA {torch.version.cuda}, cannot use driver {driver} or sees no card"
+        return f"torch, built for CUDA {torch.version.cuda}, cannot use driver {driver.version} or sees no card"
     if (found := torch.cuda.get_device_capability()) < OLDEST:
         name = torch.cuda.get_device_name()
         return f"{name} has compute capability {found[0]}.{found[1]}, below {OLDEST[0]}.{OLDEST[1]}"
     return None
 
 
-def _driver() -> str:
-    """The NVIDIA driver's version, from NVML; empty where there is none."""
+@dataclass(frozen=True)
+class Driver:
+    """What NVML says: the driver's version, the newest CUDA it runs, the cards' names and compute capabilities."""
+
+    version: str
+    cuda: tuple[int, int]
+    cards: tuple[tuple[str, tuple[int, int]], ...]
+
+
+def nvidia() -> Driver | None:
+    """The NVIDIA driver; None where there is none. Asking creates no CUDA context."""
     try:
-        import pynvml
-    except ImportError:  # the doctor's row of packages says so
-        return ""
+        import pynvml as nvml
+    except ImportError:  # the doctor's row of packages says that nvidia-ml-py is missing; torch still tells of a card
+        return None
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no library, no driver or no permission: for the course all mean "none here"
-        return ""
+        nvml.nvmlInit()
+    except nvml.NVMLError:  # no library, no driver, no permission: for the course all mean that there is none
+        return None
     try:
-        return pynvml.nvmlSystemGetDriverVersion()
+        cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        cards = [(nvml.nvmlDeviceGetName(h), tuple(nvml.nvmlDeviceGetCudaComputeCapability(h))) for h in handles]
+        return Driver(nvml.nvmlSystemGetDriverVersion(), (cuda // 1000, cuda % 1000 // 10), tuple(cards))
     finally:
-        pynvml.nvmlShutdown()
+        nvml.nvmlShutdown()
 
 
 @lru_cache(maxsize=1)
@@ -189,7 +201,7 @@ def here() -> Machine:
         return Machine("cpu", why, _cpu_name(), memory_bytes=psutil.virtual_memory().total)
     import torch
 
-    p = torch.cuda.get_device_properties(torch.cuda.current_device())
+    p, driver = torch.cuda.get_device_properties(torch.cuda.current_device()), nvidia()
     return Machine(
         "gpu",
         why,
@@ -202,7 +214,7 @@ def here() -> Machine:
         p.shared_memory_per_multiprocessor,
         p.regs_per_multiprocessor,
         f"GPU-{p.uuid}",
-        _driver(),
+        driver.version if driver else "",
         DATASHEETS.get(p.name) or _peaks_by_clock(p),
     )
 
@@ -247,6 +259,22 @@ def cache(name: str) -> Path:
     return folder
 
 
+def python_path() -> str:
+    """PYTHONPATH for a child process: the checkout first, so that the `helpers` it imports are these."""
+    return os.pathsep.join(filter(None, [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]))
+
+
+def installed(*names: str) -> dict[str, str]:
+    """Versions of those distributions that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
 def versions() -> dict[str, str]:
     """Versions of what figures depend on: Python, torch, CUDA, triton, cupy, the driver."""
     import torch
@@ -254,12 +282,8 @@ def versions() -> dict[str, str]:
     out = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda:
         out["cuda"] = torch.version.cuda
-    for name, distributions in {"triton": ["triton"], "cupy": ["cupy-cuda13x", "cupy-cuda12x"]}.items():
-        for distribution in distributions:
-            try:
-                out[name] = metadata.version(distribution)
-            except metadata.PackageNotFoundError:
-                continue
+    for distribution, version in installed("triton", "cupy-cuda13x", "cupy-cuda12x").items():
+        out[distribution.partition("-")[0]] = version
     if here().driver:
         out["driver"] = here().driver
     return out

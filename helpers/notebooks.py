@@ -138,8 +138,7 @@ def _failure(error: BaseException, cell: str, seconds: float, said) -> Failure:
 
 def kernel_environment(extra: dict[str, str]) -> dict[str, str]:
     """The environment of a kernel: this one's, with the checkout first on PYTHONPATH, so that `helpers` is its own."""
-    on_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": on_path, "PYDEVD_DISABLE_FILE_VALIDATION": "1", **extra}
+    return {**os.environ, "PYTHONPATH": machine.python_path(), "PYDEVD_DISABLE_FILE_VALIDATION": "1", **extra}
 
 
 def provenance() -> dict:

@@ -91,7 +91,7 @@ class Ceilings:
     read: float
     fp16_matmul: float
     fp32_matmul: float
-    launch_us: float
+    empty_kernel_us: float
     where: str
 
 
@@ -247,37 +247,52 @@ class _Burst:
 
 
 class _Watch:
-    """What may spoil a figure: other processes on the GPU, clocks held down."""
+    """What may spoil a figure: other processes on the GPU, clocks held down.
+
+    Where NVML does not tell (WSL2, some containers), a note says that nobody looked.
+    """
 
     def __init__(self):
         import pynvml
 
-        pynvml.nvmlInit()
-        self.nvml, self.reasons, self.clocks = pynvml, 0, []
-        self.handle = pynvml.nvmlDeviceGetHandleByUUID(machine.here().uuid.encode())
+        self.nvml, self.reasons, self.clocks, self.blind, self.handle = pynvml, 0, [], "", None
+        try:
+            pynvml.nvmlInit()
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(machine.here().uuid.encode())
+        except pynvml.NVMLError as error:
+            self.blind = str(error)
 
     def look(self) -> None:
-        self.reasons |= self.nvml.nvmlDeviceGetCurrentClocksEventReasons(self.handle)
-        self.clocks.append(self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM))
+        """Ask for the clock and what holds it, while the GPU is busy."""
+        if self.blind:
+            return
+        try:
+            self.reasons |= self.nvml.nvmlDeviceGetCurrentClocksEventReasons(self.handle)
+            self.clocks.append(self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM))
+        except self.nvml.NVMLError as error:
+            self.blind = str(error)
 
     def notes(self) -> list[str]:
-        import os
-
+        """What was seen, in clauses; nothing where all was well."""
         out = []
-        top = self.nvml.nvmlDeviceGetMaxClockInfo(self.handle, self.nvml.NVML_CLOCK_SM)
         names = {
             "power cap": self.nvml.nvmlClocksEventReasonSwPowerCap,
             "heat": self.nvml.nvmlClocksEventReasonSwThermalSlowdown
             | self.nvml.nvmlClocksThrottleReasonHwThermalSlowdown,
             "power brake": self.nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
         }
-        held = [name for name, bits in names.items() if self.reasons & bits]
-        if held and self.clocks:
-            out.append(f"clock held by {', '.join(held)}: {min(self.clocks)} of {top} MHz")
-        others = [p for p in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle) if p.pid != os.getpid()]
-        if others:
-            out.append(f"{len(others)} other process(es) on the GPU")
-        return out
+        try:
+            held = [name for name, bits in names.items() if self.reasons & bits]
+            if held and self.clocks:
+                top = self.nvml.nvmlDeviceGetMaxClockInfo(self.handle, self.nvml.NVML_CLOCK_SM)
+                out.append(f"clock held by {', '.join(held)}: {min(self.clocks)} of {top} MHz")
+            if self.handle:
+                # counted, not told apart by pid: in a container NVML's are not this process's own
+                others = len(self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)) - 1
+                out += [f"{others} other process(es) on the GPU"] if others > 0 else []
+        except self.nvml.NVMLError as error:
+            self.blind = str(error)
+        return [*out, f"clocks not watched: {self.blind}"] if self.blind else out
 
 
 def _summary(samples: list[float], burst: _Burst, notes: list[str]) -> Measurement:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
-from . import ROOT, child, cuda, interpreter, locks, machine, show, source
+from . import child, cuda, interpreter, locks, machine, show, source
 from .records import Measurement
 
 READ, WRITTEN, DURATION = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"
@@ -165,9 +165,12 @@ def _ncu(functions, metrics: list[str], options: list[str], repeats: int) -> lis
         script.write_text(text)
         command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--cache-control", "none"]
         command += ["--clock-control", "none", *options, "--metrics", ",".join(metrics), sys.executable, str(script)]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         # Inductor's pool of compilers would be started under the profiler too
-        env = {"PYTHONPATH": path, "HELPERS_MODE": "gpu", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        env = {
+            "PYTHONPATH": machine.python_path(),
+            "HELPERS_MODE": "gpu",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        }
         # a row repeats every attribute of the device: some 4 kB
         done = child.command(command, env=env, seconds=300, output_bytes=1 << 26)
     rows = _parse(done.stdout)
@@ -189,13 +192,22 @@ def find() -> str:
     )
 
 
+FORBIDDEN = "ERR_NVGPUCTRPERM"
+"""What ncu prints where the driver lets only the administrator read the counters."""
+
+
+def forbidden() -> machine.NotReady:
+    """What to tell an account that may not read the counters."""
+    return machine.NotReady(
+        f"This account may not read the GPU's hardware counters ({FORBIDDEN}).",
+        "as root write 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' to "
+        "/etc/modprobe.d/nvidia-profiling.conf and reboot; a rented container usually cannot",
+    )
+
+
 def _failure(done) -> Exception:
-    if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
-        return machine.NotReady(
-            "This account may not read the GPU's hardware counters (ERR_NVGPUCTRPERM).",
-            "as root write 'options nvidia NVreg_RestrictProfilingToAdminUsers=0' to "
-            "/etc/modprobe.d/nvidia-profiling.conf and reboot; a rented container usually cannot",
-        )
+    if FORBIDDEN in done.stdout + done.stderr:
+        return forbidden()
     tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
     return RuntimeError(f"Nsight Compute gave no figures (exit {done.exit}, timed out: {done.timed_out}):\n{tail}")
 

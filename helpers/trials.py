@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import ROOT, install, machine
+from . import install, machine
 from .doctor import A_GPU, Row, anew
 
 SECONDS = 90
@@ -182,8 +182,8 @@ pathlib.Path("one.py").write_text("import torch; torch.ones(1 << 20, device='cud
 options = ["--metrics", "dram__bytes_read.sum", "--launch-count", "1", "--csv"]
 done = subprocess.run([ncu, *options, sys.executable, "one.py"], capture_output=True, text=True)
 said = done.stdout + done.stderr
-if "ERR_NVGPUCTRPERM" in said:
-    raise SystemExit("This account may not read the hardware counters (ERR_NVGPUCTRPERM): no measured bytes here.")
+if traffic.FORBIDDEN in said:
+    raise traffic.forbidden()
 if "dram__bytes_read" not in said:
     raise SystemExit("ncu counted nothing: " + (said.strip().splitlines() or ["it said nothing"])[-1])
 print(f"{ncu} reads the DRAM counters.")
@@ -268,8 +268,7 @@ TRIALS = [
     Trial(
         "Nsight Compute",
         COUNTERS,
-        "install the CUDA toolkit's nsight-compute; for counters, as root: echo 'options nvidia "
-        "NVreg_RestrictProfilingToAdminUsers=0' > /etc/modprobe.d/nvidia-profiling.conf, then reboot",
+        "install the CUDA toolkit's nsight-compute",
         cpu="Hardware counters are a GPU's; here requested bytes are counted, and recorded bytes are shown.",
     ),
     Trial(
@@ -305,8 +304,7 @@ def attempt(trial: Trial, folder: Path) -> Row:
     place = folder / trial.name.replace(" ", "_")
     place.mkdir()
     (place / "trial.py").write_text(f"device = {machine.device()!r}\n{TELL}{trial.program}")
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    env = os.environ | QUIET | {"HELPERS_MODE": mode, "PYTHONPATH": path} | trial.env
+    env = os.environ | QUIET | {"HELPERS_MODE": mode, "PYTHONPATH": machine.python_path()} | trial.env
     if mode == "cpu":
         env["JAX_PLATFORMS"] = "cpu"
     if "helpers" not in trial.program:

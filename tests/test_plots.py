@@ -13,7 +13,7 @@ import helpers  # noqa: F401  (decides the mode before triton is imported)
 from helpers import explore, machine, plots
 from helpers.records import Figures, Measurement
 
-CEILINGS = SimpleNamespace(copy=4e12, read=4.1e12, fp16_matmul=640e12, fp32_matmul=48e12, launch_us=2.0)
+CEILINGS = SimpleNamespace(copy=4e12, read=4.1e12, fp16_matmul=640e12, fp32_matmul=48e12, empty_kernel_us=2.0)
 H200 = machine.DATASHEETS["NVIDIA H200"]
 
 

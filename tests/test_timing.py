@@ -1,6 +1,7 @@
 """What `timing` and `records` promise, as far as it shows without a GPU; the figures themselves are lesson 01's."""
 
 import json
+import sys
 
 import pytest
 
@@ -27,6 +28,56 @@ def test_a_summary_is_the_median_with_quartiles_and_names_a_wide_spread():
     assert "spread 20%" in timing._summary([9.0, 9.0, 10.0, 11.0, 11.0], burst, []).note
 
 
+class Nvml:
+    """NVML as a card answers it: clocks and reasons, or an error where it refuses."""
+
+    class NVMLError(Exception):
+        pass
+
+    NVML_CLOCK_SM = 1
+    nvmlClocksEventReasonSwPowerCap = 4
+    nvmlClocksEventReasonSwThermalSlowdown = 32
+    nvmlClocksThrottleReasonHwThermalSlowdown = 64
+    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 128
+
+    def __init__(self, reasons=0, processes=1, refuses=""):
+        self.reasons, self.processes, self.refuses = reasons, processes, refuses
+
+    def __getattr__(self, name):
+        def call(*args):
+            if self.refuses and self.refuses in name:
+                raise self.NVMLError("Not Supported")
+            answers = {
+                "EventReasons": self.reasons,
+                "MaxClock": 1980,
+                "ClockInfo": 1500,
+                "Processes": [0] * self.processes,
+            }
+            return next((value for key, value in answers.items() if key in name), "handle")
+
+        return call
+
+
+@pytest.mark.parametrize(
+    "nvml, notes",
+    [
+        (Nvml(), []),
+        (Nvml(reasons=4 | 64), ["clock held by power cap, heat: 1500 of 1980 MHz"]),
+        (Nvml(processes=3), ["2 other process(es) on the GPU"]),
+        (Nvml(processes=0), []),
+        (Nvml(reasons=4, refuses="EventReasons"), ["clocks not watched: Not Supported"]),
+        (Nvml(refuses="ByUUID"), ["clocks not watched: Not Supported"]),
+        (Nvml(reasons=4, refuses="Processes"), [
+            "clock held by power cap: 1500 of 1980 MHz", "clocks not watched: Not Supported"]),
+    ],
+)  # fmt: skip
+def test_what_spoils_a_figure_is_noted_and_so_is_not_knowing(monkeypatch, nvml, notes):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    watch = timing._Watch()
+    watch.look()
+    assert watch.notes() == notes
+
+
 @cpu_only
 def test_no_time_is_measured_in_cpu_mode():
     with pytest.raises(machine.NotReady, match="only be measured on a GPU"):
@@ -39,7 +90,6 @@ def test_figures_come_from_the_record_in_cpu_mode_with_gpu_date_and_versions(tmp
     path = tmp_path / "nvidia-test.json"
     records.merge(path, "figures", {"a.b": vars(Measurement(1.5, "us", 1.4, 1.6, 9, "why"))}, about, code="abc")
     monkeypatch.setattr(records, "REFERENCE", path)
-    monkeypatch.setattr(records.load, "__defaults__", (path,))
     found = records.figures(lambda: pytest.fail("must not measure"), "a.b")
     assert found["a.b"] == Measurement(1.5, "us", 1.4, 1.6, 9, "why")
     assert not found.live and "NVIDIA Test, 2026-01-02, torch 2.13.0" in str(found)

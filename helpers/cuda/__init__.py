@@ -9,7 +9,6 @@ unmodified source is compiled with g++ and run for its values; `Kernel.trace` an
 """
 
 from .arguments import BadArgument
-from .cpu import cache_folder
 from .faults import AssertFailed, Deadlock, KernelError, OutOfBounds
 from .module import Kernel, LaunchError, RawModule
 from .nvrtc import Binary, CompileError, Resources, compile, tool  # noqa: A004  (cuda.compile is its name)
@@ -30,7 +29,6 @@ __all__ = [
     "RawModule",
     "Resources",
     "Trace",
-    "cache_folder",
     "compile",
     "record",
     "tool",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..machine import Plain
 from .nvrtc import Parameter
 
 
@@ -34,11 +35,8 @@ class Value:
     name: str = ""
 
 
-class BadArgument(TypeError):
+class BadArgument(Plain, TypeError):
     """An argument that does not fit its parameter; the message names both."""
-
-    def _render_traceback_(self):
-        return [str(self)]
 
 
 def declared(code: str, kernel: str, count: int) -> tuple[Declared, ...]:

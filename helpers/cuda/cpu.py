@@ -169,7 +169,7 @@ def build(code: str, entries: tuple[str, ...], options: tuple[str, ...] = ()) ->
     kept = [o for o in options if re.match(r"-[DUI]", o)]
     with _lock:
         runtime = _runtime_path()  # its name stands for the runner's own text and the compiler
-        path = cache_folder() / f"{_hash(text, *kept, *FLAGS, runtime.name)}.so"
+        path = machine.cache("cuda") / f"{_hash(text, *kept, *FLAGS, runtime.name)}.so"
         if not path.exists():
             _compile(code, text, kept, runtime, path)
         return Library(path, ctypes.CDLL(str(path)), entries)
@@ -201,7 +201,7 @@ def _runtime() -> ctypes.CDLL:
 
 @lru_cache(maxsize=1)
 def _runtime_path() -> Path:
-    path = cache_folder() / f"runtime-{_hash(*_own_text(), *RUNTIME_FLAGS, _compiler_version())}.so"
+    path = machine.cache("cuda") / f"runtime-{_hash(*_own_text(), *RUNTIME_FLAGS, _compiler_version())}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             built = Path(folder, path.name)
@@ -218,11 +218,6 @@ def _own_text() -> list[str]:
 
 def _hash(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-
-
-def cache_folder() -> Path:
-    """Where built kernels are kept: `gpu-kernel-ladder/cuda` in the user's cache folder."""
-    return machine.cache("cuda")
 
 
 def _gxx(arguments: list) -> subprocess.CompletedProcess:

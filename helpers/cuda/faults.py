@@ -1,18 +1,16 @@
 """What can go wrong in a kernel on the CPU, as exceptions that name the reader's line."""
 
+from ..machine import Plain
 from . import abi
 from .cpu import Library, Outcome
 
 
-class KernelError(RuntimeError):
+class KernelError(Plain, RuntimeError):
     """A kernel that failed while it ran: the reader's `line` (0: unknown), the `block` and `thread` it happened in."""
 
     def __init__(self, message: str, line: int = 0, block=(0, 0, 0), thread=(0, 0, 0)):
         super().__init__(message)
         self.line, self.block, self.thread = line, block, thread
-
-    def _render_traceback_(self):
-        return [str(self)]
 
 
 class OutOfBounds(KernelError, IndexError):

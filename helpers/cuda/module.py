@@ -10,6 +10,7 @@ import torch
 
 from .. import machine
 from ..interpreter import span
+from ..machine import Plain
 from . import abi, cpu, faults, nvrtc
 from . import trace as tracing
 from .arguments import Declared, Value, bind, declared
@@ -22,11 +23,8 @@ HOPPER_SHARED = 232_448
 """Bytes of shared memory that a block may have on sm_90: the limit applied in CPU mode."""
 
 
-class LaunchError(ValueError):
+class LaunchError(Plain, ValueError):
     """A launch that a GPU would refuse."""
-
-    def _render_traceback_(self):
-        return [str(self)]
 
 
 class RawModule:

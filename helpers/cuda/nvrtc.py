@@ -16,7 +16,7 @@ FILE = "kernel.cu"
 """The name under which the reader's text is compiled: compilers and debuggers name its lines with it."""
 
 
-class CompileError(Exception):
+class CompileError(machine.Plain, Exception):
     """CUDA C that does not compile: `errors` holds (line, message) pairs, line 0 where the compiler names none.
 
     The message shows each error with the reader's own line beneath it; IPython prints it without a traceback.
@@ -37,9 +37,6 @@ class CompileError(Exception):
             if 0 < number <= len(lines):
                 shown.append(f"    {lines[number - 1].strip()}")
         super().__init__("\n".join(shown))
-
-    def _render_traceback_(self):
-        return [str(self)]
 
 
 @dataclass(frozen=True)

@@ -172,8 +172,9 @@ def text(key: str, make: Callable[[], str]) -> str:
     return f"[recorded: {label(record['machine'])}]\n" + "\n".join(record["texts"][key])
 
 
-def load(path: Path = REFERENCE) -> dict:
-    """A GPU's record; an empty one where the file does not exist yet."""
+def load(path: Path | None = None) -> dict:
+    """A GPU's record, the reference's by default; an empty one where the file does not exist yet."""
+    path = path or REFERENCE
     empty = {"machine": {}, "figures": {}, "texts": {}}
     return {**empty, **json.loads(path.read_text())} if path.exists() else empty
 
