@@ -1,0 +1,208 @@
+"""Exercises as data: what an answer is called with, what it must give, what it must be made of.
+
+One file a lab, `lNN_topic.py`, holds a tuple `EXERCISES`. It imports torch only, and never enters the process that
+runs an answer: a reference is computed in the parent, from its own copy of the inputs, after the answer is dead.
+"""
+
+import importlib
+import inspect
+import mmap
+import pkgutil
+import random
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+GUARD_BYTES = 1024
+"""Poisoned bytes before and behind each input and each tensor that an answer allocates."""
+
+
+class Draw:
+    """The random inputs of one case, from one seed: the same seed draws the same again.
+
+    Calling it draws a CPU tensor from the case's distribution: `draw(rows, cols, dtype=torch.float16)`.
+    """
+
+    def __init__(self, seed: int, kind: str = "normal"):
+        self.seed, self.kind = seed, kind
+        self.random = random.Random(seed)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int, dtype: torch.dtype = torch.float32, kind: str = "") -> torch.Tensor:
+        """A tensor of `shape` from DISTRIBUTIONS[kind], by default the case's kind."""
+        return DISTRIBUTIONS[kind or self.kind](shape, self._generator).to(dtype)
+
+    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        """Integers from `low` to below `high`."""
+        return torch.randint(low, high, shape, generator=self._generator, dtype=dtype)
+
+    def integer(self, low: int, high: int) -> int:
+        """One Python int from `low` to `high`, both included: a seed, a size that nobody can know before."""
+        return self.random.randint(low, high)
+
+
+def _outliers(shape, generator):
+    x = torch.randn(shape, generator=generator)
+    flat = x.view(-1)
+    if flat.numel():
+        rare = torch.randint(0, flat.numel(), (max(1, flat.numel() // 300),), generator=generator)
+        flat[rare] *= 300.0
+    return x
+
+
+DISTRIBUTIONS: dict[str, Callable] = {
+    "normal": lambda shape, g: torch.randn(shape, generator=g),
+    "offset": lambda shape, g: 200.0 + torch.randn(shape, generator=g),
+    "outliers": _outliers,
+    "integers": lambda shape, g: torch.randint(-4, 5, shape, generator=g).float(),
+}
+"""normal; far from zero (a sum of squares, an exponential overflows); one in 300 is 300 times as large; small integers,
+on which sums of products are exact."""
+
+
+def spaced(x: torch.Tensor, step: int = 2) -> torch.Tensor:
+    """The values of x in a tensor whose last dimension strides over `step` elements: not contiguous."""
+    out = torch.full((*x.shape[:-1], x.shape[-1] * step), float("nan") if x.is_floating_point() else -7, dtype=x.dtype)
+    out = out[..., ::step]
+    return out.copy_(x)
+
+
+def padded(x: torch.Tensor, pad: int = 5) -> torch.Tensor:
+    """The values of x with rows that lie `pad` elements further apart than they are long."""
+    out = torch.full((*x.shape[:-1], x.shape[-1] + pad), float("nan") if x.is_floating_point() else -7, dtype=x.dtype)
+    return out[..., : x.shape[-1]].copy_(x)
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """The values of x, stored column by column."""
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def far(x: torch.Tensor) -> torch.Tensor:
+    """The rows of x (3 or more, 2-D) so far apart that the last one lies beyond element 2**31.
+
+    Virtual memory that is never touched: it costs what the rows hold. A case with it states its `memory_bytes`.
+    """
+    stride = 2**31 // (x.shape[0] - 1) + 64
+    memory = mmap.mmap(-1, (stride * (x.shape[0] - 1) + x.shape[1]) * x.element_size())
+    return torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, (stride, 1)).copy_(x)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of an answer. `about` says in a few words what is special, for the verdict: "one row short of a tile".
+
+    inputs: makes the arguments from a Draw: tensors (CPU; the judge moves them), numbers, strings, lists, dicts, None.
+    kind: the distribution that the Draw draws from. exact: compare without tolerance (integers). seen: whether the
+    notebook shows the learner this case. memory_bytes: left out, and said so, where less is free. mode: "gpu" or
+    "cpu" for a case that only one mode runs (sizes that an interpreter would take minutes for).
+    """
+
+    about: str
+    inputs: Callable[[Draw], tuple]
+    kind: str = "normal"
+    exact: bool = False
+    seen: bool = False
+    memory_bytes: int = 0
+    mode: str = ""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most that a counted fact may be, in a case. Facts by what the answer is made of:
+
+    triton, cuda: "launches"; "bytes" and "sectors" that its kernels ask for; cuda also "bank_ways", the worst of its
+    shared accesses (1.0: no conflict). torch: "launches" (operators that launch something) and "bytes" that these
+    must move. What `drive` returns as facts counts too. Both modes count them on the CPU, so they are exact.
+    most: called with the case's inputs. kind: of the finding. says: one sentence with {fact} and {most}.
+    """
+
+    fact: str
+    most: Callable[..., float]
+    kind: str
+    says: str
+
+
+@dataclass(frozen=True)
+class Speed:
+    """On a GPU only: the answer must reach `least` of a rival's speed, both timed in one run, taking turns.
+
+    rival: a self-contained function with the answer's arguments; its source travels. inputs: as in Case, large.
+    """
+
+    rival: Callable
+    inputs: Callable[[Draw], tuple]
+    least: float
+    says: str
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What is asked of one answer.
+
+    name: unique, as in check("row-softmax", …). lab: the notebook's stem, "05_triton_first_kernels". rung: "measuring",
+    "library", "compiler", "triton", "cuda". entry: the function (or class) that the answer defines. form: "kernel",
+    "rewrite" (of given code), "prediction" (returns numbers) or "choice". made_of: "triton", "cuda", "torch", "python".
+
+    reference: called with float64 copies of the case's inputs (integers and plain values as they are), returns what
+    the answer must: a tensor, a number, a string, or a tuple, list or dict of these. It is also run in float32 (how far
+    off a good answer is) and in `low` (how far off a careless one is); the tolerance lies between.
+    dtype: of the outputs, a torch dtype, or None for that of the first floating-point input.
+    low: "float16" or "bfloat16", or a function with the reference's arguments (fp32) that loses what it must not.
+    scale: called like the reference (float64); what errors are measured against, elementwise; by default |expected|
+    and the mean |expected| of its row. rtol: for numbers that are not tensors.
+    allow: PyTorch operators that the answer may call beyond allocation, fill and views ("clone", "mm"); "*" is any.
+    forbid: operators it may not, where allow is "*". modules: what it may import beyond its made_of's own.
+    drive: a self-contained function that runs in the answer's process as drive(answer, *inputs) -> (outputs, facts) in
+    place of answer(*inputs); its source travels, so it imports what it needs, and it sees no reference.
+    judge: called with (inputs, outputs, facts) of a case, returns [(kind, sentence)]: what a reference cannot say.
+    hints: three steps: where to look, the idea, pseudocode. hints_for: by kind of finding, instead of these.
+    seconds: how long all calls may take in CPU mode. points: in nbgrader.
+    """
+
+    name: str
+    lab: str
+    rung: str
+    entry: str
+    title: str
+    form: str
+    made_of: str
+    cases: tuple[Case, ...]
+    hints: tuple[str, str, str]
+    reference: Callable[..., Any] | None = None
+    dtype: torch.dtype | None = None
+    low: str | Callable = "float16"
+    scale: Callable[..., torch.Tensor] | None = None
+    rtol: float = 1e-6
+    allow: frozenset[str] = frozenset()
+    forbid: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
+    drive: Callable | None = None
+    judge: Callable[..., list[tuple[str, str]]] | None = None
+    limits: tuple[Limit, ...] = ()
+    speed: Speed | None = None
+    hints_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    core: bool = False
+    seconds: float = 12
+    points: int = 1
+
+
+def travelling(function: Callable) -> str:
+    """The source of a self-contained top-level function, as module text."""
+    return textwrap.dedent(inspect.getsource(function))
+
+
+@lru_cache(maxsize=1)
+def every() -> dict[str, Exercise]:
+    """All exercises by name, in the order of the labs and of each lab's file."""
+    found: dict[str, Exercise] = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+        for exercise in importlib.import_module(f"{__name__}.{module}").EXERCISES:
+            if exercise.name in found:
+                raise ValueError(f"two exercises are called {exercise.name!r}")
+            found[exercise.name] = exercise
+    return found
