@@ -6,19 +6,21 @@ LAB_ARGS ?=
 TEST_ARGS ?=
 
 run := .venv/bin/python -m
-# lessons are run by nbval, in the kernel of this environment, beside the unit tests
+# notebooks are run by nbval, in the kernel of this environment, beside the unit tests
 pytest := $(run) pytest --nbval-lax
+notebooks := $(wildcard notebooks labs solutions)
 
 .DEFAULT_GOAL := help
-.PHONY: help install lab test test-slow test-all test-gpu measure doctor clean
+.PHONY: help install lab labs test test-slow test-all test-gpu measure doctor clean
 
 help:
 	@echo "make lab        install what is needed, then open the course in JupyterLab"
-	@echo "make test       unit tests and every lesson (on the GPU where there is one)"
+	@echo "make test       unit tests, every lesson, lab and solution (on the GPU where there is one)"
 	@echo "make test-slow  the tests that take longer;  make test-all: both"
 	@echo "make test-gpu   every test and every notebook on the GPU; fails where there is none"
 	@echo "make doctor     what this machine can run, and what mends each gap"
 	@echo "make measure    on a GPU: run the lessons, save their outputs and figures"
+	@echo "make labs       write labs/ from solutions/"
 	@echo "make install    create or update .venv only"
 	@echo "make clean      remove .venv and caches (your work in work/ stays)"
 	@echo "Options: EXTRAS=core|all  TORCH=cpu|cu126|cu130|system  PYTHON=python3.12  LAB_ARGS=--no-browser"
@@ -35,7 +37,7 @@ lab: install
 	@$(run) helpers lab -- $(LAB_ARGS)
 
 test: install
-	$(pytest) -m "not slow" tests notebooks $(TEST_ARGS)
+	$(pytest) -m "not slow" tests $(notebooks) $(TEST_ARGS)
 
 test-slow: install
 	$(pytest) -m slow tests $(TEST_ARGS)
@@ -43,7 +45,10 @@ test-slow: install
 test-all: test test-slow
 
 test-gpu: install
-	HELPERS_MODE=gpu $(pytest) tests notebooks $(TEST_ARGS)
+	HELPERS_MODE=gpu $(pytest) tests $(notebooks) $(TEST_ARGS)
+
+labs: install
+	@$(run) helpers labs
 
 measure: install
 	@$(run) helpers measure
@@ -54,4 +59,4 @@ doctor: install
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info
-	find helpers tests notebooks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find helpers tests $(notebooks) -name __pycache__ -type d -prune -exec rm -rf {} +

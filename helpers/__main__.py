@@ -1,4 +1,4 @@
-"""The command line: python -m helpers doctor | lab | run | measure | tidy. Each explains itself with -h."""
+"""The command line: python -m helpers doctor | lab | run | measure | labs | tidy. Each explains itself with -h."""
 
 import argparse
 import os
@@ -33,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     measure.add_argument("--only", nargs="+", metavar="ID", help="run only the notebooks that declare these figures")
     measure.add_argument("--out", type=Path, metavar="FILE", help="merge figures into FILE, and save no notebook")
     measure.set_defaults(do=_measure)
+
+    labs = commands.add_parser("labs", help="write labs/ from solutions/")
+    labs.add_argument("--check", action="store_true", help="write nothing, and say what differs")
+    labs.set_defaults(do=_labs)
 
     tidy = commands.add_parser("tidy", help="rewrite notebooks in canonical form, with the outputs they have")
     tidy.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
@@ -126,6 +130,12 @@ def _measure(options: argparse.Namespace) -> int:
             notebooks.save(ran.notebook, path)
         print(f"{path.name}: {len(ids)} figures and texts into {target}")
     return 1 if failed else 0
+
+
+def _labs(options: argparse.Namespace) -> int:
+    from . import labs
+
+    return labs.main(options.check)
 
 
 def _tidy(options: argparse.Namespace) -> int:

@@ -113,7 +113,7 @@ def run(
     failure = None
     with tempfile.TemporaryFile() as said:  # by the kernel's process itself, beside what its cells output
         try:
-            client.execute(env=kernel_environment(env or {}), cleanup_kc=True, stderr=said)
+            client.execute(env=kernel_environment(env or {}, path.parent), cleanup_kc=True, stderr=said)
         except BaseException as error:
             if getattr(client, "_async_cleanup_kernel_future", None):
                 raise KeyboardInterrupt from None  # nbclient ends the kernel on Ctrl-C, and then trips over that
@@ -136,9 +136,14 @@ def _failure(error: BaseException, cell: str, seconds: float, said) -> Failure:
     raise error
 
 
-def kernel_environment(extra: dict[str, str]) -> dict[str, str]:
-    """The environment of a kernel: this one's, with the checkout first on PYTHONPATH, so that `helpers` is its own."""
-    return {**os.environ, "PYTHONPATH": machine.python_path(), "PYDEVD_DISABLE_FILE_VALIDATION": "1", **extra}
+def kernel_environment(extra: dict[str, str], folder: Path | None = None) -> dict[str, str]:
+    """The environment of a kernel for a notebook in `folder`: this one's, with the checkout first on PYTHONPATH, so
+    that `helpers` is its own. In solutions/ a check that fails raises; a lab that is run leaves no trace in progress.
+    """
+    path = {"PYTHONPATH": machine.python_path(), "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    name = folder.resolve().name if folder else ""
+    checks = {"solutions": {"HELPERS_STRICT": "1"}, "labs": {"HELPERS_PROGRESS": ""}}.get(name, {})
+    return {**os.environ, **path, **checks, **extra}
 
 
 def provenance() -> dict:

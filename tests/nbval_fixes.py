@@ -7,6 +7,7 @@ unseen; and cells leave no history, which `helpers.source` reads.
 
 import queue
 import time
+from pathlib import Path
 
 import pytest
 from nbval import kernel, plugin
@@ -44,11 +45,14 @@ def execute_cell_input(self, cell_input, allow_stdin=None):
     return self.kc.execute(cell_input, store_history=True, allow_stdin=allow_stdin, stop_on_error=False)
 
 
-def start_new_kernel(startup_timeout=60, kernel_name="python", **options):
-    """Start a kernel that imports this checkout's `helpers` and shows what C code prints, as JupyterLab's do."""
-    env = notebooks.kernel_environment({})
+def start_new_kernel(startup_timeout=60, kernel_name="python", cwd=".", **options):
+    """Start a kernel that imports this checkout's `helpers` and shows what C code prints, as JupyterLab's do.
+
+    In solutions/ a check that fails raises there, in labs/ it leaves no trace (`notebooks.kernel_environment`).
+    """
+    env = notebooks.kernel_environment({}, Path(cwd))
     env.pop("PYTEST_CURRENT_TEST", None)  # ipykernel leaves file descriptors alone where it sees this
-    return _start_new_kernel(startup_timeout, kernel_name, env=env, **options)
+    return _start_new_kernel(startup_timeout, kernel_name, cwd=cwd, env=env, **options)
 
 
 def runtest(self):

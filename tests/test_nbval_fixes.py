@@ -81,3 +81,13 @@ def test_nbval_alone_has_these_gaps(tmp_path):
     assert outcomes["magic"] == outcomes["warning"] == ["passed"], said
     assert outcomes["silent"] == ["passed", "passed"], said
     assert outcomes["cascade"] == ["failed", "failed", "failed"], said
+
+
+def test_checks_are_strict_in_solutions_and_leave_no_trace_from_labs(tmp_path):
+    asks = "import os; seen = os.environ.get('HELPERS_STRICT'), os.environ.get('HELPERS_PROGRESS'); assert seen == "
+    for folder, expected in {"solutions": ("1", None), "labs": (None, ""), "notebooks": (None, None)}.items():
+        (tmp_path / folder).mkdir()
+        cell = nbformat.v4.new_code_cell(f"{asks}{expected}", id="c-0")
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / folder / "asks.ipynb")
+    _, said, _ = run(tmp_path, {}, "-p", "tests.nbval_fixes")
+    assert "3 passed" in said, said
