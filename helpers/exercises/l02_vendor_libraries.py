@@ -1,0 +1,482 @@
+"""Lab 02: products that a library runs fast, and what a caller does to make it slow."""
+
+import math
+
+import torch
+
+from . import Case, Exercise, Limit, Speed, padded, turned
+
+LAB = "02_vendor_libraries"
+HALF = torch.float16
+ANY = frozenset({"*"})
+
+
+def _bytes(*shapes: tuple[int, ...]) -> int:
+    """The bytes of fp16 tensors of these shapes."""
+    return 2 * sum(math.prod(shape) for shape in shapes)
+
+
+def _limits(launches: int, most_bytes) -> tuple[Limit, Limit]:
+    """So many operators, and no more bytes than these must move."""
+    return (
+        Limit(
+            "launches",
+            lambda *inputs: launches,
+            "too-many-kernels",
+            "The answer starts {fact} operators where {most} will do: each of the others costs a launch and a trip.",
+        ),
+        Limit(
+            "bytes",
+            most_bytes,
+            "too-many-bytes",
+            "The operators must move {fact} bytes where {most} will do: something is copied, widened or repeated.",
+        ),
+    )
+
+
+# --------------------------------------------------------------------------------------------------- tile-waves
+
+
+def tile_waves_reference(m, n, sms, tile_m, tile_n):
+    tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
+    waves = math.ceil(tiles / sms)
+    return {"tiles": tiles, "waves": waves, "busy": m * n / (waves * sms * tile_m * tile_n)}
+
+
+def _product_on_a_card(draw):
+    tile_m, tile_n = draw.random.choice([(64, 128), (128, 128), (128, 256), (256, 128)])
+    return draw.integer(100, 9000), draw.integer(100, 9000), draw.integer(20, 150), tile_m, tile_n
+
+
+TILE_WAVES = Exercise(
+    name="tile-waves",
+    lab=LAB,
+    rung="library",
+    entry="tile_waves",
+    title="Tiles, waves, and the share of the card that works",
+    form="prediction",
+    made_of="python",
+    reference=tile_waves_reference,
+    rtol=1e-6,
+    cases=(
+        Case("a square product on 132 SMs", lambda draw: (2048, 2048, 132, 128, 256), seen=True),
+        Case("one row of tiles more", lambda draw: (2048 + 8, 2048, 132, 128, 256), seen=True),
+        Case("exactly two waves", lambda draw: (128 * 12, 256 * 22, 132, 128, 256)),
+        Case("one tile more than a wave", lambda draw: (128 * 133, 256, 132, 128, 256)),
+        Case("smaller than one tile", lambda draw: (1, 17, 40, 128, 128)),
+        Case("far from square", lambda draw: (draw.integer(1, 64), draw.integer(30000, 60000), 108, 64, 128)),
+        *(Case("sizes, tile and card that nobody chose", _product_on_a_card) for _ in range(4)),
+    ),
+    hints=(
+        "Look at the edges first: how many tiles cover 2,056 rows if one tile covers 128? Then ask the same of the "
+        "tiles themselves: how many rounds do they need if one round holds a tile for each SM?",
+        "Both are divisions that round up, and each dimension is rounded by itself, before the two are multiplied. "
+        "Work that is wanted is m × n; work that the card has room for in its waves is waves × SMs × one tile.",
+        "tiles = up(m / tile_m) × up(n / tile_n); waves = up(tiles / sms); "
+        "busy = m × n / (waves × sms × tile_m × tile_n).",
+    ),
+)
+
+# --------------------------------------------------------------------------------------------------- gemm-layout
+
+
+def gemm_layout_reference(x, w, dy):
+    return x @ w.mT, dy @ w, dy.mT @ x
+
+
+def _linear(m, n, k, x=lambda t: t, w=lambda t: t, dy=lambda t: t, kind=""):
+    """x (m, k), w (n, k), dy (m, n), each stored as its function says; `kind` is that of x alone."""
+
+    def inputs(draw):
+        return (
+            x(draw(m, k, dtype=HALF, kind=kind)),
+            w(draw(n, k, dtype=HALF)),
+            dy(draw(m, n, dtype=HALF)),
+        )
+
+    return inputs
+
+
+def _three_products_bytes(x, w, dy):
+    return 3 * _bytes(x.shape, w.shape, dy.shape)
+
+
+def gemm_layout_rival(x, w, dy):
+    return x @ w.mT, dy @ w, dy.mT @ x
+
+
+GEMM_LAYOUT = Exercise(
+    name="gemm-layout",
+    lab=LAB,
+    rung="library",
+    entry="linear_products",
+    title="The three products of a linear layer, without a copy",
+    form="rewrite",
+    made_of="torch",
+    reference=gemm_layout_reference,
+    allow=ANY,
+    cases=(
+        Case("every operand stored row by row", _linear(96, 64, 48), seen=True),
+        Case("w stored column by column", _linear(40, 56, 72, w=turned), seen=True),
+        Case("odd sizes, exact", _linear(37, 29, 53), kind="integers", exact=True),
+        Case("square, so that a wrong transpose still fits", _linear(64, 64, 64), kind="integers", exact=True),
+        Case("x and dy stored column by column", _linear(48, 40, 64, x=turned, dy=turned)),
+        Case("rows that lie further apart than they are long", _linear(33, 24, 40, x=padded, w=padded, dy=padded)),
+        Case("one row", _linear(1, 48, 31)),
+        Case("one element", _linear(1, 1, 1)),
+        Case("x far from zero", _linear(64, 48, 32, kind="offset")),
+        Case("rare outliers in x", _linear(80, 48, 300, kind="outliers")),
+        Case("no rows at all", _linear(0, 24, 16)),
+        Case("a layer of 2,048 by 1,024", _linear(4096, 2048, 1024, w=turned), mode="gpu"),
+    ),
+    limits=_limits(3, _three_products_bytes),
+    speed=Speed(
+        gemm_layout_rival,
+        _linear(8192, 4096, 4096),
+        0.9,
+        "The answer reaches less than nine tenths of the speed of three products that take their operands as they lie.",
+    ),
+    hints=(
+        "Read each line of the slow version and ask what it launches: a transpose is a view and costs nothing, but "
+        "what stands behind it may not be. The table of operators above names every copy.",
+        "A library has a kernel for each combination of transposed and plain operands. So hand it the view. And it "
+        "adds up in fp32 by itself: widening the operands first only moves more bytes.",
+        "y: x times the view of w with its two dimensions swapped. dx: dy times w as it lies. "
+        "dw: the swapped view of dy times x. Three operators, nothing before and nothing behind them.",
+    ),
+    core=True,
+)
+
+# --------------------------------------------------------------------------------------------------- epilogue
+
+
+def epilogue_reference(x, w, b):
+    # Halfway between the two forms of GELU (never 5e-4 apart): the library's epilogue is the tanh form on a GPU and the
+    # exact one on a CPU, and either is right here.
+    linear = x @ w.mT + b
+    exact = torch.nn.functional.gelu(linear)
+    return (exact + torch.nn.functional.gelu(linear, approximate="tanh")) / 2
+
+
+def _up(batch, tokens, n, k, x=lambda t: t, w=lambda t: t, kind=""):
+    """x (batch, tokens, k), w (n, k) so that outputs are about 1, b (n)."""
+
+    def inputs(draw):
+        weights = draw(n, k, kind=kind if kind == "integers" else "normal") / max(1, k) ** 0.5
+        return x(draw(batch, tokens, k, dtype=HALF)), w(weights.to(HALF)), draw(n, dtype=HALF, kind="normal")
+
+    return inputs
+
+
+def _up_bytes(x, w, b):
+    return _bytes(x.shape, w.shape, b.shape, (*x.shape[:-1], w.shape[0]))
+
+
+EPILOGUE = Exercise(
+    name="epilogue",
+    lab=LAB,
+    rung="library",
+    entry="up_projection",
+    title="Bias and GELU inside the product's own launch",
+    form="kernel",
+    made_of="torch",
+    reference=epilogue_reference,
+    allow=ANY,
+    cases=(
+        Case("two sequences of 24 tokens", _up(2, 24, 96, 64), seen=True),
+        Case("odd sizes", _up(3, 7, 29, 53), seen=True),
+        Case("square, so that a wrong transpose still fits", _up(2, 16, 32, 32)),
+        Case("as many tokens as sequences", _up(8, 8, 40, 24)),
+        Case("rows that lie further apart than they are long", _up(2, 9, 24, 40, x=padded, w=padded)),
+        Case("w stored column by column", _up(2, 12, 40, 48, w=turned)),
+        Case("one token", _up(1, 1, 64, 80)),
+        Case("x with rare outliers", _up(2, 20, 48, 300), kind="outliers"),
+        Case("x far from zero", _up(2, 10, 48, 64), kind="offset"),
+        Case("no tokens at all", _up(2, 0, 16, 24)),
+        Case("a layer of 4,096 by 1,024", _up(4, 512, 4096, 1024), mode="gpu"),
+    ),
+    limits=_limits(1, _up_bytes),
+    hints=(
+        "Section 5 of the lesson has a call with an epilogue. Compare the number of dimensions that it wants with the "
+        "number that x has here.",
+        "The product does not care which tokens belong to which sequence: a tensor of two dimensions with all tokens "
+        "below each other is a view of x. The result goes back to three dimensions the same way.",
+        "rows = x with its first two dimensions flattened into one; y = the fused call on (b, rows, the transposed "
+        "view of w) with GELU switched on; return y with its first dimension split again. Give all three sizes: where "
+        "there are no tokens, a size of -1 cannot be worked out.",
+    ),
+    core=True,
+)
+
+# --------------------------------------------------------------------------------------------------- batched-gemm
+
+
+def batched_gemm_reference(x, w):
+    return torch.einsum("thd,hdr->thr", x, w.expand(x.shape[1], -1, -1))
+
+
+def _heads(tokens, heads, d, r, shared=False, x=lambda t: t, w=lambda t: t):
+    """x (tokens, heads, d), w (heads or 1, d, r)."""
+    return lambda draw: (x(draw(tokens, heads, d, dtype=HALF)), w(_small(draw, 1 if shared else heads, d, r)))
+
+
+def _small(draw, *shape):
+    """Weights that keep products of outliers within fp16's range."""
+    return draw(*shape, dtype=HALF, kind="integers" if draw.kind == "integers" else "normal")
+
+
+def _heads_bytes(x, w):
+    tokens, heads, d = x.shape
+    return _bytes(x.shape, (heads, d, w.shape[2]), (tokens, heads, w.shape[2]))
+
+
+def batched_gemm_rival(x, w):
+    import torch
+
+    return torch.bmm(x.transpose(0, 1), w.expand(x.shape[1], -1, -1)).transpose(0, 1)
+
+
+BATCHED_GEMM = Exercise(
+    name="batched-gemm",
+    lab=LAB,
+    rung="library",
+    entry="per_head",
+    title="A loop of small products in one launch",
+    form="rewrite",
+    made_of="torch",
+    reference=batched_gemm_reference,
+    allow=ANY,
+    cases=(
+        Case("five tokens, four heads", _heads(5, 4, 16, 24), seen=True),
+        Case("one weight for all heads", _heads(7, 6, 16, 8, shared=True), seen=True),
+        Case("odd sizes, exact", _heads(13, 5, 29, 11), kind="integers", exact=True),
+        Case("all sizes equal, so that a wrong order still fits", _heads(8, 8, 8, 8), kind="integers", exact=True),
+        Case("one weight, all sizes equal", _heads(8, 8, 8, 8, shared=True), kind="integers", exact=True),
+        Case("one token", _heads(1, 12, 32, 16)),
+        Case("one head", _heads(9, 1, 32, 16)),
+        Case("each weight stored column by column", _heads(10, 3, 24, 40, w=turned)),
+        Case("rows that lie further apart than they are long", _heads(6, 4, 16, 24, x=padded, w=padded)),
+        Case("x far from zero", _heads(12, 4, 64, 16), kind="offset"),
+        Case("rare outliers in x", _heads(12, 4, 300, 16), kind="outliers"),
+        Case("2,048 tokens, 32 heads", _heads(2048, 32, 128, 512), mode="gpu"),
+    ),
+    limits=_limits(1, _heads_bytes),
+    speed=Speed(
+        batched_gemm_rival,
+        _heads(512, 128, 128, 512),
+        0.9,
+        "The answer reaches less than nine tenths of the speed of one batched product on views.",
+    ),
+    hints=(
+        "In the loop, which dimension of x and of w does the index run over? A batched product wants that dimension "
+        "first, in both.",
+        "Moving a dimension of x to the front is a view; the library takes the distance between two rows, and that "
+        "between two matrices, as numbers. One weight for all heads is a distance of zero: a view as well. A product "
+        "of tensors with more dimensions than three may copy to get down to three.",
+        "Swap the first two dimensions of x (view); make w as long as x has heads by expanding it (view); one batched "
+        "product; swap the first two dimensions of the result back (view).",
+    ),
+    core=True,
+)
+
+# --------------------------------------------------------------------------------------------------- odd-edges
+
+
+def odd_edges_reference(w, first, second):
+    return first @ w.mT, second @ w.mT
+
+
+def odd_edges_drive(answer, w, first, second):
+    """Both calls of one layer, the second with other numbers in the memory of the first, and what reaches the library.
+
+    Facts: "products"; "copies" (other operators that read a tensor and write memory); "unaligned": matrices of a
+    product whose rows do not start at multiples of 16 bytes, or whose rows do not hold a multiple of 8 elements.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    def fast(matrix):
+        rows, columns = matrix.shape[-2:]
+        to_next_row, to_next_column = matrix.stride()[-2:]
+        if to_next_column != 1:  # stored column by column
+            (rows, columns), (to_next_row, to_next_column) = (columns, rows), (to_next_column, to_next_row)
+        ends = matrix.data_ptr() % 16 == 0 and (rows == 1 or to_next_row * matrix.element_size() % 16 == 0)
+        return to_next_column == 1 and columns % 8 == 0 and ends
+
+    class Watch(TorchDispatchMode):
+        facts = {"products": 0, "copies": 0, "unaligned": 0}
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            out = operator(*args, **(kwargs or {}))
+            read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            written = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            memory = {t.untyped_storage().data_ptr() for t in read}
+            name = operator.overloadpacket.__name__
+            if any(part in name for part in ("mm", "mv", "dot", "linear", "conv")):  # whatever multiplies
+                self.facts["products"] += 1
+                self.facts["unaligned"] += sum(not fast(t) for t in [*read, *written] if t.dim() > 1)
+            elif read and name not in ("new_zeros", "new_empty", "zeros_like", "empty_like", "zero_", "fill_"):
+                new = [t for t in written if t.untyped_storage().data_ptr() not in memory]
+                self.facts["copies"] += bool(written and (new or operator._schema.is_mutable))
+            return out
+
+    layer = answer(w)
+    x = torch.empty_like(first).copy_(first)
+    with Watch() as watch:
+        y = layer(x)
+    x.copy_(second)
+    with watch:
+        z = layer(x)
+    return (y, z), watch.facts
+
+
+def _odd(m, n, k):
+    """w (n, k) and two x (m, k)."""
+    return lambda draw: (
+        draw(n, k, dtype=HALF, kind="integers" if draw.kind == "integers" else "normal"),
+        draw(m, k, dtype=HALF),
+        draw(m, k, dtype=HALF),
+    )
+
+
+ODD_EDGES = Exercise(
+    name="odd-edges",
+    lab=LAB,
+    rung="library",
+    entry="Bordered",
+    title="A border of zeros, paid for once",
+    form="rewrite",
+    made_of="torch",
+    reference=odd_edges_reference,
+    allow=ANY,
+    drive=odd_edges_drive,
+    cases=(
+        Case("a vocabulary of 257, 64 features", _odd(24, 257, 64), seen=True),
+        Case("63 by 63", _odd(17, 63, 63), seen=True),
+        Case("odd features, even vocabulary", _odd(16, 64, 95)),
+        Case("nothing is odd", _odd(24, 64, 48)),
+        Case("sizes that a half of 16 bytes divides", _odd(16, 60, 36)),
+        Case("even sizes that 8 does not divide, exact", _odd(9, 50, 90), kind="integers", exact=True),
+        Case("odd and exact", _odd(11, 29, 53), kind="integers", exact=True),
+        Case("one row", _odd(1, 101, 40)),
+        Case("one element", _odd(1, 1, 1)),
+        Case("x far from zero", _odd(12, 33, 65), kind="offset"),
+        Case("rare outliers in x", _odd(12, 43, 301), kind="outliers"),
+        Case("a vocabulary of 50,257", _odd(256, 50257, 768), mode="gpu"),
+        Case("4,095 by 4,095", _odd(4095, 4095, 4095), mode="gpu"),
+    ),
+    limits=(
+        Limit(
+            "unaligned",
+            lambda *inputs: 0,
+            "too-slow",
+            "{fact} of the matrices that reached the library in two calls have rows that do not start at multiples of "
+            "16 bytes, or do not hold a multiple of 8 elements.",
+        ),
+        Limit(
+            "copies",
+            lambda w, first, second: 2 * (w.shape[1] % 8 > 0),
+            "too-many-kernels",
+            "In two calls the layer ran {fact} operators besides the product, where {most} will do: w can get its "
+            "border before, x needs one only where its own rows are odd, and cutting the result is a view.",
+        ),
+        Limit(
+            "products",
+            lambda *inputs: 2,
+            "too-many-kernels",
+            "Two calls ran {fact} products, where {most} will do.",
+        ),
+    ),
+    hints=(
+        "Write down the three matrices of the product x @ w.T and the length of a row of each, as they lie in memory. "
+        "Which sizes appear there, and which does not?",
+        "The rows of x and of w hold K elements, those of the result N. Zeros behind the K features add nothing to "
+        "any sum, and rows of zeros under w give columns of the result that are cut off. What concerns w alone can be "
+        "done once, when the layer is made. And padding by nothing still copies.",
+        "When made: N and K rounded up to multiples of 8; keep w in a border of zeros of that size, and N itself. "
+        "When called: if K had to be rounded up, put x in a border to the right; multiply by the transposed view of "
+        "the kept weight; return the first N columns.",
+    ),
+)
+
+# --------------------------------------------------------------------------------------------------- grouped-heads
+
+
+def grouped_heads_reference(q, keys, bias, scale):
+    repeated = keys.repeat_interleave(q.shape[1] // keys.shape[1], 1)
+    return scale * torch.einsum("bhd,bhsd->bhs", q, repeated) + bias
+
+
+def _decode(batch, groups, share, d, length, room=0, scale=0.125, x=lambda t: t):
+    """q (batch, groups * share, d), keys (batch, groups, length, d) as the begin of a cache with more room, bias."""
+
+    def inputs(draw):
+        keys = torch.full((batch, groups, length + room, d), float("nan"), dtype=HALF)[:, :, :length]
+        keys.copy_(draw(batch, groups, length, d, kind="integers" if draw.kind == "integers" else "normal"))
+        bias = draw(length, dtype=HALF, kind="integers" if draw.kind == "integers" else "normal")
+        return draw(batch, groups * share, d, dtype=HALF), x(keys), bias, scale
+
+    return inputs
+
+
+def _decode_bytes(q, keys, bias, scale):
+    scores = (*q.shape[:2], keys.shape[2])
+    return _bytes(q.shape, keys.shape, scores, scores)  # the bias may be expanded to the scores: a view
+
+
+def grouped_heads_rival(q, keys, bias, scale):
+    import torch
+
+    repeated = keys.repeat_interleave(q.shape[1] // keys.shape[1], 1)
+    return scale * torch.matmul(q[:, :, None], repeated.mT)[:, :, 0] + bias
+
+
+GROUPED_HEADS = Exercise(
+    name="grouped-heads",
+    lab=LAB,
+    rung="library",
+    entry="decode_scores",
+    title="Grouped heads without repeating the cache",
+    form="rewrite",
+    made_of="torch",
+    reference=grouped_heads_reference,
+    allow=ANY,
+    cases=(
+        Case("two sequences, 8 heads over 2 groups", _decode(2, 2, 4, 16, 21), seen=True),
+        Case("the begin of a longer cache", _decode(2, 2, 3, 16, 13, room=19), seen=True),
+        Case("odd sizes, exact", _decode(3, 5, 7, 11, 29, room=2, scale=2.0), kind="integers", exact=True),
+        Case(
+            "all sizes equal, so that a wrong order still fits",
+            _decode(4, 4, 4, 4, 4, scale=1.0),
+            kind="integers",
+            exact=True,
+        ),
+        Case("as many groups as heads", _decode(2, 6, 1, 32, 17, room=3)),
+        Case("one group for all heads", _decode(2, 1, 12, 32, 17, room=3)),
+        Case("one position", _decode(2, 2, 4, 16, 1)),
+        Case("keys whose rows lie further apart than they are long", _decode(2, 2, 4, 16, 9, x=padded)),
+        Case("q far from zero", _decode(2, 2, 2, 64, 31, scale=1 / 64), kind="offset"),
+        Case("rare outliers in q", _decode(2, 3, 2, 64, 50, room=14), kind="outliers"),
+        Case("a negative scale", _decode(1, 2, 3, 24, 40, scale=-0.5)),
+        Case("8,000 positions of a cache with room for 8,192", _decode(8, 8, 8, 128, 8000, room=192), mode="gpu"),
+    ),
+    limits=_limits(1, _decode_bytes),
+    speed=Speed(
+        grouped_heads_rival,
+        _decode(8, 8, 8, 128, 8000, room=192),
+        1.5,
+        "Reading each key once should be well ahead of repeating the cache first.",
+    ),
+    hints=(
+        "Which heads read the same keys? They stand next to each other in q. In the slow version each of them gets a "
+        "copy of the keys, and multiplies a single row.",
+        "The heads of one group are the rows of one matrix, which multiplies the keys of that group: one product a "
+        "group and sequence, no matter how many heads share it. Sequences and groups together are the batch: both "
+        "flatten into one dimension as a view. The batched product that adds a tensor also takes a factor.",
+        "rows = q as (batch × groups, heads a group, d); columns = keys as (batch × groups, length, d), last two "
+        "dimensions swapped; one call: bias plus scale × rows times columns; return it as (batch, heads, length).",
+    ),
+)
+
+EXERCISES = (TILE_WAVES, GEMM_LAYOUT, EPILOGUE, BATCHED_GEMM, ODD_EDGES, GROUPED_HEADS)
