@@ -2,6 +2,8 @@
 
 from math import ceil
 
+import torch
+
 from . import Case, Exercise, Limit, far, padded
 
 LAB = "08_cuda_first_kernels"
