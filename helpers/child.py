@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -71,18 +72,20 @@ def run(
     memory_bytes: int | None = None,
     output_bytes: int = 1 << 20,
     interpreted: bool | None = None,
+    share: Sequence[int] = (),
 ) -> Result:
     """Run a module text, then the expression `call`, whose JSON-able value comes back.
 
     `env` changes environment variables once the packages are imported (a value None removes one). `memory_bytes` is
     what it may allocate beyond the preloaded packages. `interpreted` says whether Triton interprets its kernels there,
     by default as in this process: False compiles, also where this process interprets; True is CPU mode, on a GPU too.
+    `share`: at most four file descriptors (memory, say) that the text finds, open, in its global `__shared__`.
     """
     if interpreted is None:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     kind = "interpreted" if interpreted else "compiled"
     job = {"text": text, "call": call, "argv": None, "env": _environment(env, kind)}
-    return _carry_out(kind, job, seconds, memory_bytes, output_bytes)
+    return _carry_out(kind, job, seconds, memory_bytes, output_bytes, share)
 
 
 def python(args: list[str], **limits) -> Result:
@@ -144,17 +147,17 @@ def _can_fork() -> bool:
     return True
 
 
-def _carry_out(kind, job, seconds, memory_bytes, output_bytes) -> Result:
+def _carry_out(kind, job, seconds, memory_bytes, output_bytes, share=()) -> Result:
     job |= {
         "memory_bytes": memory_bytes,
         "cwd": os.getcwd(),
         "path": [p for p in sys.path if p] + [str(ROOT)],
     }
     if not _can_fork():
-        return _plain(kind, job, seconds, output_bytes)
+        return _plain(kind, job, seconds, output_bytes, share)
     with _lock:
         try:
-            return _zygote(kind).carry_out(job, seconds, output_bytes)
+            return _zygote(kind).carry_out(job, seconds, output_bytes, share)
         except BaseException:
             if kind in _zygotes:  # it may not have started
                 _zygotes.pop(kind).close()
@@ -193,7 +196,7 @@ class _Zygote:
             self.process.kill()
             self.process.wait()
 
-    def carry_out(self, job, seconds, output_bytes) -> Result:
+    def carry_out(self, job, seconds, output_bytes, share) -> Result:
         if not self.is_ready:
             said = self.socket.recv(4096)
             if said != b"ready":
@@ -205,7 +208,7 @@ class _Zygote:
             f.flush()
             ends = [reading.enter_context(os.fdopen(r, "rb", buffering=0)) for r, _ in pipes]
             try:
-                socket.send_fds(self.socket, [b"run"], [f.fileno(), *(w for _, w in pipes)])
+                socket.send_fds(self.socket, [b"run"], [f.fileno(), *(w for _, w in pipes), *share])
             finally:
                 for _, w in pipes:
                     os.close(w)
@@ -299,7 +302,7 @@ class _Watch:
         )
 
 
-def _plain(kind, job, seconds, output_bytes) -> Result:
+def _plain(kind, job, seconds, output_bytes, share) -> Result:
     """One job without a zygote: a subprocess of its own session."""
     pipes = [os.pipe() for _ in range(3)]
     with contextlib.ExitStack() as reading, TemporaryFile() as f:
@@ -309,11 +312,11 @@ def _plain(kind, job, seconds, output_bytes) -> Result:
         (_, out), (_, err), (_, value) = pipes
         start = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-P", _SCRIPT, "--once", kind, str(value)],
+            [sys.executable, "-P", _SCRIPT, "--once", kind, str(value), *map(str, share)],
             stdin=f,
             stdout=out,
             stderr=err,
-            pass_fds=[value],
+            pass_fds=[value, *share],
             start_new_session=True,
             env=_environment({"PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(ROOT)])}, kind),
         )

@@ -55,15 +55,17 @@ def eager(fn: Callable, *args) -> list[Launch]:
 
     One launch an operator: a few take more kernels than one. Tensors on device "meta" do: shapes without memory.
     """
-    with torch.no_grad(), _Watch() as watch:
+    with torch.no_grad(), Watch() as watch:
         fn(*args)
     return watch.launches
 
 
-class _Watch(TorchDispatchMode):
-    def __enter__(self):
-        self.launches = []
-        return super().__enter__()
+class Watch(TorchDispatchMode):
+    """While it is entered, `launches` grows by what is sent to the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.launches: list[Launch] = []
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         out = operator(*args, **(kwargs or {}))

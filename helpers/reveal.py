@@ -103,8 +103,24 @@ def triton(
     arch = arch or machine.here().arch
     name = kernel if isinstance(kernel, str) else _name(kernel)
     text = source.live(kernel) if isinstance(kernel, str) else source.of(kernel)
-    types = {n: t if isinstance(t, str) else _type(t) for n, t in signature.items()}
-    call = f"_compile({name}, {types!r}, {constexprs or {}!r}, {arch!r}, {num_warps}, {num_stages}, {line_info})"
+    types = {n: t if isinstance(t, str) else type_of(t) for n, t in signature.items()}
+    constants = {n: repr(v) for n, v in (constexprs or {}).items()}
+    return compiled(text, name, types, constants, arch, num_warps, num_stages, line_info)
+
+
+def compiled(
+    text: str,
+    name: str,
+    types: dict[str, str],
+    constants: dict[str, str],
+    arch: str,
+    num_warps: int = 4,
+    num_stages: int = 3,
+    line_info: bool = False,
+) -> Compiled:
+    """`triton` for the kernel `name` of a module text; `constants` are expressions. Raises as `triton` does."""
+    spelled = ", ".join(f"{n!r}: {v}" for n, v in constants.items())
+    call = f"_compile({name}, {types!r}, {{{spelled}}}, {arch!r}, {num_warps}, {num_stages}, {line_info})"
     if (text, call) not in _compiled:
         with show.working("compiling the kernel"):
             done = child.run(text + _COMPILE, call, interpreted=False, seconds=300)
@@ -241,7 +257,8 @@ def _reason(done: child.Result, name: str, arch: str) -> str:
     return f"{name} did not compile for {arch}: {done.why()}. {done.stderr[-2000:]}"
 
 
-def _type(example) -> str:
+def type_of(example) -> str:
+    """An example of an argument, as Triton's compiler spells its type. Raises TypeError."""
     if hasattr(example, "data_ptr"):
         return "*" + _TYPES[str(example.dtype).removeprefix("torch.")]
     if isinstance(example, bool):

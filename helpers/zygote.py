@@ -5,10 +5,12 @@ fork gets a session of its own, limits, and its pipes, and either runs a module 
 On "end" the fork and all its descendants are killed: whoever loses its parent becomes this process's child
 (it is a subreaper), so a daemon does not get away. It ends, and takes everything down, when its socket closes.
 
-Messages (SOCK_SEQPACKET): "run" with the file descriptors [job, stdout, stderr, value] is answered by the fork's pid
-and its pidfd; "end" by {"status", "left"}. The job is JSON in an anonymous file.
+Messages (SOCK_SEQPACKET): "run" with the file descriptors [job, stdout, stderr, value, shared...] is answered by the fork's
+pid and its pidfd; "end" by {"status", "left"}. The job is JSON in an anonymous file.
 """
 
+import contextlib
+import importlib
 import json
 import os
 import re
@@ -72,10 +74,11 @@ def load(preload: str) -> None:
         from helpers import interpreter
 
         interpreter.install()
-    try:
-        import cupy  # noqa: F401
-    except ImportError:
-        return
+    for package in ("cupy", "IPython"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(package)
+    if preload == "interpreted":
+        from helpers import reveal, stage  # noqa: F401  (the compiling process must not look for a GPU before it forks)
 
 
 def sweep(first: int | None) -> tuple[int | None, int]:
@@ -117,7 +120,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def become(job_fd: int, out: int, err: int, value_fd: int) -> None:
+def become(job_fd: int, out: int, err: int, value_fd: int, *shared: int) -> None:
     """What the fork does; it never returns."""
     code = 1
     try:
@@ -132,7 +135,7 @@ def become(job_fd: int, out: int, err: int, value_fd: int) -> None:
         os.dup2(err, 2)
         os.close(out)
         os.close(err)
-        code = carry_out(job, value_fd)
+        code = carry_out(job, value_fd, shared)
     except BaseException:
         import traceback
 
@@ -141,7 +144,7 @@ def become(job_fd: int, out: int, err: int, value_fd: int) -> None:
         os._exit(code)
 
 
-def carry_out(job: dict, value_fd: int) -> int:
+def carry_out(job: dict, value_fd: int, shared: tuple[int, ...] = ()) -> int:
     """Set limits, then run a text (returns the exit code) or become another program (does not return)."""
     os.chdir(job["cwd"])
     limit(job["memory_bytes"])
@@ -157,7 +160,7 @@ def carry_out(job: dict, value_fd: int) -> int:
     import faulthandler
 
     faulthandler.enable()
-    return run_text(job["text"], job["call"], value_fd)
+    return run_text(job["text"], job["call"], value_fd, shared)
 
 
 def limit(memory_bytes: int | None) -> None:
@@ -171,7 +174,7 @@ def limit(memory_bytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (now + memory_bytes, now + memory_bytes))
 
 
-def run_text(text: str, call: str | None, value_fd: int) -> int:
+def run_text(text: str, call: str | None, value_fd: int, shared: tuple[int, ...]) -> int:
     """Run a module text, then `call`; its value goes to `value_fd` as JSON. Returns the exit code."""
     import linecache
     import random
@@ -181,7 +184,7 @@ def run_text(text: str, call: str | None, value_fd: int) -> int:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     module = types.ModuleType("cells")
-    module.__file__, module.__slice__ = os.path.abspath("cells.py"), text
+    module.__file__, module.__slice__, module.__shared__ = os.path.abspath("cells.py"), text, shared
     sys.modules["cells"] = module
     linecache.cache[module.__file__] = (len(text), None, text.splitlines(keepends=True), module.__file__)
     try:
@@ -225,5 +228,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "--once":  # where there is no zygote: one job, from stdin
         job = json.load(sys.stdin)
         load(sys.argv[2])
-        sys.exit(carry_out(job, int(sys.argv[3])))
+        sys.exit(carry_out(job, int(sys.argv[3]), tuple(map(int, sys.argv[4:]))))
     serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

@@ -1,0 +1,475 @@
+"""Judge one answer: draw inputs, have the child run it, compare what it left."""
+
+import dataclasses
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import psutil
+import torch
+
+from .. import ROOT, child, locks, machine, reveal, source, stage
+from ..exercises import Case, Draw, Exercise, travelling
+from . import rules
+from .compare import compare, tensors
+from .verdict import UNJUDGED, Finding, Verdict
+
+GAP = re.compile(r"raise NotImplementedError|#\s*error\b")
+"""What stands in an unsolved lab for the learner's code."""
+
+MOST_FINDINGS = 3
+PRINTED = 2000
+"""Characters of what an answer printed that a verdict repeats."""
+
+MEMORY_BYTES = 4 << 30
+"""What an answer may allocate on the CPU beyond the packages."""
+
+MOST_COMPILED = 4
+"""Variants of an answer's kernels (constants, types) that are compiled for a GPU."""
+
+
+def judge(exercise: Exercise, text: str, *, seed: int | None = None, seconds: float | None = None) -> Verdict:
+    """Judge the module text of an answer in this machine's mode.
+
+    On a GPU machine the answer first runs as in CPU mode, where stray accesses and races show, then for real. seed:
+    of an earlier verdict, to draw its inputs again. seconds: the limit, by default the exercise's own.
+    """
+    began = time.monotonic()
+    seed = int.from_bytes(os.urandom(4), "little") >> 1 if seed is None else seed
+    trial = Trial(exercise, text, seed, seconds or exercise.seconds)
+    findings = trial.read() or trial.run()
+    passed = None if findings and findings[0].kind in UNJUDGED else not findings
+    checked = trial.checked if passed else []
+    return Verdict(
+        exercise.name,
+        passed,
+        tuple(findings[:MOST_FINDINGS]),
+        "gpu" if machine.gpu() else "cpu",
+        time.monotonic() - began,
+        seed,
+        tuple(checked),
+        tuple(trial.unchecked),
+        trial.printed,
+    )
+
+
+def check_file(exercise: Exercise, path: Path, **options) -> Verdict:
+    """Judge the answer in a `.py` file (run after the lab's import cell) or in a notebook.
+
+    Raises FileNotFoundError; a name that is bound nowhere and a syntax error are findings.
+    """
+    try:
+        text = answer_text(exercise, Path(path))
+    except (source.Missing, SyntaxError, ValueError, KeyError) as error:
+        kind = "exception" if isinstance(error, source.Missing) else "syntax"
+        return unread(exercise, kind, str(error))
+    return judge(exercise, text, **options)
+
+
+def answer_text(exercise: Exercise, path: Path) -> str:
+    """The module text of the answer in a file. Raises `source.Missing`, SyntaxError, ValueError (no notebook)."""
+    if path.suffix == ".ipynb":
+        return source.notebook(path, exercise.entry)
+    text = path.read_text(encoding="utf-8")
+    compile(text, str(path), "exec")
+    return source.module_text([import_cell(exercise), text], [exercise.entry], path.name)
+
+
+def import_cell(exercise: Exercise) -> str:
+    """The lab's first code cell: what a `.py` answer finds imported."""
+    cells = json.loads((ROOT / "solutions" / f"{exercise.lab}.ipynb").read_text())["cells"]
+    return next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def unread(exercise: Exercise, kind: str, message: str) -> Verdict:
+    """The verdict on an answer whose text could not be had."""
+    return Verdict(exercise.name, False, (Finding(kind, message),), "gpu" if machine.gpu() else "cpu", 0.0)
+
+
+class Trial:
+    """One answer being judged. `checked` and `unchecked` collect what the verdict tells of it."""
+
+    def __init__(self, exercise: Exercise, text: str, seed: int, seconds: float):
+        self.exercise, self.text, self.seed, self.seconds = exercise, text, seed, seconds
+        self.checked: list[str] = []
+        self.unchecked: list[str] = []
+        self.printed = ""
+        self.gpu = machine.gpu()
+
+    # ---- reading ----
+
+    def read(self) -> list[Finding]:
+        """What the text alone says: a gap left open, a syntax error, rules that it breaks."""
+        lines = self.text.splitlines()
+        if gap := next((i for i, line in enumerate(lines, 1) if GAP.search(line)), 0):
+            return [Finding("not-attempted", f"Your code is still missing in `{_owner(lines, gap)}`.", {"line": gap})]
+        try:
+            compile(self.text, "answer.py", "exec")
+        except SyntaxError as error:
+            return [Finding("syntax", f"Python cannot read line {error.lineno} (`{(error.text or '').strip()}`): {error.msg}.")]
+        broken = rules.broken(self.text, self.exercise)
+        return [Finding("forbidden", sentence, {"line": line}) for line, sentence in broken]
+
+    # ---- running ----
+
+    def run(self) -> list[Finding]:
+        """Both passes, and what they leave open; ends at the first that finds something."""
+        findings = self.on_cpu()
+        if not findings and self.gpu:
+            with locks.shared():
+                findings = self.on("gpu")
+            if not findings and self.exercise.speed:
+                findings = self.fast_enough()
+        return findings
+
+    def on_cpu(self) -> list[Finding]:
+        """As in CPU mode. What this machine lacks for it (g++) is no finding where a GPU judges as well."""
+        findings = self.on("cpu")
+        if self.gpu and findings and findings[0].kind == "environment":
+            self.unchecked.append(f"as in CPU mode: {findings[0].message}")
+            return []
+        return findings
+
+    def on(self, mode: str) -> list[Finding]:
+        cases = list(self.cases(mode))
+        if not cases:
+            return []
+        left, done = self.child(mode, cases)
+        findings = self.compared(mode, cases, left)
+        if not findings:
+            findings = self.ended(mode, cases, left, done)
+        if findings:
+            return findings
+        if mode == "cpu" and not self.gpu:
+            findings = self.compiled(left[-1][0].get("to_compile", []))
+        where = "on the GPU" if mode == "gpu" else "interpreted" if self.exercise.made_of == "triton" else "on the CPU"
+        if self.exercise.made_of in ("triton", "cuda") or mode == "gpu":
+            self.checked.append(f"{len(cases)} cases {where}")
+        else:
+            self.checked.append(f"{len(cases)} cases")
+        return findings
+
+    def cases(self, mode: str) -> Iterator[tuple[int, Case]]:
+        """The cases of a mode with their numbers, which their seeds come from; too large ones are told."""
+        free = machine.here().free_bytes() if mode == "gpu" or not self.gpu else psutil.virtual_memory().available
+        for i, case in enumerate(self.exercise.cases):
+            if case.mode not in ("", mode):
+                continue
+            if case.memory_bytes > 0.8 * free:
+                self.unchecked.append(f"{case.about}: it needs {case.memory_bytes / 2**30:.1f} GiB")
+            else:
+                yield i, case
+
+    def drawn(self, number: int, case: Case, again: bool = False) -> tuple:
+        """The inputs of a case; `again`: of its second call, other values of the same shapes."""
+        return case.inputs(Draw(self.seed + 7919 * number + 104729 * again, case.kind))
+
+    def child(self, mode: str, cases: list, speed: dict | None = None) -> tuple[list, child.Result]:
+        """Run the answer; returns the frames that it left, and how its process ended."""
+        blobs: list[memoryview] = []
+
+        def packed(number: int, case: Case, again: bool) -> dict:
+            found: list[torch.Tensor] = []
+            out = {"inputs": stage.encode(self.drawn(number, case), found)}
+            out["tensors"] = [_spec(t, "inputs", blobs) for t in found]
+            if again:
+                other: list[torch.Tensor] = []
+                tree = stage.encode(self.drawn(number, case, again=True), other)
+                if [(t.shape, t.stride(), t.dtype) for t in found] == [(t.shape, t.stride(), t.dtype) for t in other]:
+                    out["again"] = tree
+                    for spec, t in zip(out["tensors"], other, strict=True):
+                        spec |= {"again": _spec(t, "again", blobs)["again"]}
+            return out
+
+        kernel = self.exercise.made_of in ("triton", "cuda", "torch") and not self.exercise.drive
+        job = {
+            "mode": mode,
+            "text": self.text,
+            "entry": self.exercise.entry,
+            "made_of": self.exercise.made_of,
+            "seed": self.seed,
+            "trace": any(limit.fact in ("sectors", "bytes", "bank_ways") for limit in self.exercise.limits),
+            "drive": _travel(self.exercise.drive),
+            "cases": [packed(i, case, kernel and n == 0) for n, (i, case) in enumerate(cases)],
+            "speed": speed,
+        }
+        if speed:
+            speed["case"] = packed(len(self.exercise.cases), speed.pop("as_case"), False)
+        limit = self.seconds * (3 if mode == "gpu" else 1)
+        job["seconds"] = limit
+        with TemporaryFile(buffering=0) as job_file, TemporaryFile(buffering=0) as left_file:
+            stage.put(job_file.fileno(), job, blobs)
+            done = child.run(
+                "from helpers import stage\n\nstage.play(__shared__)",
+                env={"HELPERS_MODE": mode, "HELPERS_STRICT": None},
+                seconds=limit + 0.5,
+                memory_bytes=MEMORY_BYTES if mode == "cpu" else None,
+                interpreted=mode == "cpu",
+                share=(job_file.fileno(), left_file.fileno()),
+            )
+            left_file.seek(0)
+            left = list(stage.frames(memoryview(left_file.read())))
+        self.printed = _printed(done)
+        return left, done
+
+    # ---- comparing ----
+
+    def compared(self, mode: str, cases: list, left: list) -> list[Finding]:
+        """The first case of which something is wrong, and what."""
+        for message, blobs in left:
+            if message.get("event") != "left":
+                continue
+            number, case = cases[message["case"]]
+            again = message["order"] == "again"
+            inputs = self.drawn(number, case, again)
+            try:
+                findings = self.judged(mode, case, inputs, message, blobs)
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                if not isinstance(error, Unreadable):
+                    raise
+                findings = [Finding("crash", "What came back from its process is damaged.")]
+            if findings:
+                how = {"again": "on a second call with other values in the same tensors"}.get(message["order"], "")
+                if message["order"] in stage.ORDERS[1:]:
+                    how = f"with threads taken in {message['order']} order"
+                return [self.told(f, case, how) for f in findings]
+        return []
+
+    def judged(self, mode: str, case: Case, inputs: tuple, message: dict, blobs: list) -> list[Finding]:
+        """What is wrong with one call."""
+        about = [said | {"wanted_device": "cuda" if mode == "gpu" else "cpu"} for said in message["tensors"]]
+        got = [torch.frombuffer(bytearray(b), dtype=torch.uint8) if b else torch.empty(0, dtype=torch.uint8) for b in blobs]
+        outputs = [_bits(t, said) for t, said in zip(got, about, strict=False)]
+        tree = stage.decode(message["outputs"], outputs)
+        facts = message["facts"]
+        findings = self.untouched(inputs, got[len(about) :])
+        if message["stray"]:
+            first, last = message["stray"][0]
+            place = f"{-first} bytes before the start" if first < 0 else "past the end"
+            findings.append(Finding("out-of-bounds", f"A kernel wrote {place} of a tensor that the answer allocated."))
+        if self.exercise.reference and not findings:
+            findings = compare(self.exercise, case, inputs, tree, about)
+        if self.exercise.judge and not findings:
+            findings = [Finding(k, said) for k, said in self.exercise.judge(inputs, tree, facts)]
+        return findings or self.composed(facts) or self.limited(mode, inputs, facts)
+
+    def untouched(self, inputs: tuple, images: list[torch.Tensor]) -> list[Finding]:
+        """Inputs, their guard zones and the gaps between their elements are bit for bit what they were."""
+        for i, (t, now) in enumerate(zip(tensors(inputs), images, strict=False)):
+            was = stage.image(stage.laid_out(t, t.stride(), "cpu"))
+            if torch.equal(was, now):
+                continue
+            hit = (was != now).nonzero().flatten()
+            outside = bool(hit[0] < stage.GUARD_BYTES) or bool(hit[-1] >= len(was) - stage.GUARD_BYTES)
+            if outside:
+                return [Finding("out-of-bounds", f"It wrote outside its input {i}, of shape {tuple(t.shape)}.")]
+            return [Finding("input-modified", f"Input {i}, of shape {tuple(t.shape)}, was changed by the answer.")]
+        return []
+
+    def composed(self, facts: dict) -> list[Finding]:
+        """Whether the answer is made of what is asked for: its operators, and kernels of its own."""
+        exercise = self.exercise
+        if facts.get("threads"):
+            return [Finding("forbidden", "The answer left a thread running: its work must be done when it returns.")]
+        operators = facts.get("operators", [])
+        if exercise.made_of in ("triton", "cuda"):
+            wrong = [n for n in operators if n not in exercise.allow | {"fill_", "zero_"} and "*" not in exercise.allow]
+            what = "Triton" if exercise.made_of == "triton" else "CUDA"
+            if wrong:
+                called = ", ".join(f"torch's `{n}`" for n in dict.fromkeys(wrong))
+                return [Finding("forbidden", f"The answer called {called}; a {what} kernel of yours is to do that.")]
+            if not exercise.drive and not facts["kernels"]:
+                return [Finding("forbidden", f"No {what} kernel was launched: the kernel is what the exercise asks for.")]
+        elif operators:
+            wrong = [n for n in operators if n in exercise.forbid]
+            if "*" not in exercise.allow and exercise.allow:
+                wrong += [n for n in operators if n not in exercise.allow | {"fill_", "zero_"}]
+            if wrong:
+                called = ", ".join(f"torch's `{n}`" for n in dict.fromkeys(wrong))
+                return [Finding("forbidden", f"The answer called {called}, which this exercise asks you to do without.")]
+        return []
+
+    def limited(self, mode: str, inputs: tuple, facts: dict) -> list[Finding]:
+        for limit in self.exercise.limits:
+            if limit.fact not in facts:  # what kernels ask for is counted on the CPU only
+                continue
+            fact, most = facts[limit.fact], limit.most(*inputs)
+            if fact > most * (1 + 1e-9):
+                said = limit.says.format(fact=_amount(fact), most=_amount(most))
+                return [Finding(limit.kind, said, {limit.fact: fact, "most": most})]
+        return []
+
+    def told(self, finding: Finding, case: Case, how: str = "") -> Finding:
+        where = f"{case.about}{f', {how}' if how else ''}; seed {self.seed}"
+        details = finding.details | {"case": case.about, "seed": self.seed}
+        return dataclasses.replace(finding, message=f"{finding.message} (Case: {where}.)", details=details)
+
+    # ---- how it ended ----
+
+    def ended(self, mode: str, cases: list, left: list, done: child.Result) -> list[Finding]:
+        """What the process's end says, where its outputs said nothing."""
+        last = left[-1][0] if left else {}
+        if last.get("event") == "end" and done.exit == 0:
+            return []
+        at = last.get("case", -1)
+        finding = self.failed(last, done)
+        if 0 <= at < len(cases) and finding.kind != "environment":
+            finding = self.told(finding, cases[at][1])
+        return [finding]
+
+    def failed(self, last: dict, done: child.Result) -> Finding:
+        if last.get("event") == "error":
+            return raised(last)
+        where = _still(done.stderr)
+        if done.timed_out or done.seconds > self.seconds and done.signal:
+            return Finding("timeout", f"It was still running after {done.seconds:.1f} s{where}, and was stopped.")
+        while_ = {"import": "while its definitions were run", "case": "in this case"}.get(last.get("event"), "")
+        if done.signal:
+            return Finding("crash", f"{done.why().capitalize()} {while_}{where}.".replace("  ", " "))
+        return Finding("crash", f"Its process ended by itself (status {done.exit}) {while_}, before it returned.")
+
+    # ---- more than values ----
+
+    def compiled(self, wanted: list[dict]) -> list[Finding]:
+        """Compile the answer's Triton kernels for a GPU, as they were launched."""
+        unique = {}
+        for launch in wanted:
+            types = {n: t.partition(":")[0] for n, t in launch["types"].items()}
+            unique[json.dumps(launch | {"types": types}, sort_keys=True)] = launch | {"types": types}
+        launches = list(unique.values())
+        if len(launches) > MOST_COMPILED:  # the first and the last ones: the smallest and the largest constants
+            launches = launches[: MOST_COMPILED // 2] + launches[-(MOST_COMPILED // 2) :]
+        for launch in launches:
+            if "?" in [*launch["types"].values(), *launch["constants"].values()]:
+                self.unchecked.append(f"{launch['kernel']} compiled for a GPU: an argument of it has no spelling")
+                continue
+            try:
+                reveal.compiled(
+                    self.text,
+                    launch["kernel"],
+                    launch["types"],
+                    launch["constants"],
+                    machine.here().arch,
+                    launch["num_warps"],
+                    launch["num_stages"],
+                )
+            except (reveal.CompileFailed, TypeError) as refused:
+                return [Finding("compile", f"The interpreter runs it, a GPU's compiler refuses it. {refused}")]
+        if launches:
+            self.checked.append(f"compiled for {machine.here().arch}")
+        return []
+
+    def fast_enough(self) -> list[Finding]:
+        """Time the answer against its rival, in one process."""
+        speed = self.exercise.speed
+        case = Case("timed", speed.inputs)
+        left, done = self.child("gpu", [], {**_travel(speed.rival), "as_case": case})
+        times = next((m["seconds"] for m, _ in left if m.get("event") == "speed"), None)
+        if times is None:
+            return [self.failed(left[-1][0] if left else {}, done)]
+        (mine, _, _), (rival, _, _) = times
+        share = rival / mine
+        if share < speed.least:
+            said = speed.says.format(share=f"{share:.2f}", least=f"{speed.least:.2f}")
+            return [Finding("too-slow", said, {"us": mine, "rival_us": rival, "share": share})]
+        self.checked.append(f"{share:.2f} of its rival's speed (at least {speed.least:.2f})")
+        return []
+
+
+class Unreadable(ValueError):
+    """A frame that an answer damaged."""
+
+
+def raised(error: dict) -> Finding:
+    """The finding that an exception in the child stands for."""
+    names = [name.rpartition(".")[2] for name in error["classes"]]
+    message, kind = error["message"].strip(), "exception"
+    by_name = {
+        "NotReady": "environment",
+        "OutOfBounds": "out-of-bounds",
+        "Race": "race",
+        "RaceFound": "race",
+        "Deadlock": "deadlock",
+        "CompileError": "compile",
+        "CompilationError": "compile",
+        "OutOfResources": "compile",
+        "LaunchError": "exception",
+        "BadArgument": "exception",
+        "AssertFailed": "exception",
+        "KernelError": "crash",
+        "OutOfMemoryError": "memory",
+        "MemoryError": "memory",
+        "NotImplementedError": "exception",
+    }
+    kind = next((by_name[n] for n in names if n in by_name), kind)
+    if kind == "exception":
+        for pattern, better in (
+            (r"not enough memory|can't allocate memory|[Oo]ut of memory", "memory"),
+            (r"illegal memory access", "out-of-bounds"),
+            (r"misaligned address|unspecified launch failure|an illegal instruction", "crash"),
+        ):
+            if re.search(pattern, message):
+                kind = better
+    if kind == "exception" and names[0] == "SystemExit":
+        message = "It ended its own process with sys.exit."
+        return Finding(kind, message)
+    where = f" in line {error['line']} of your code (`{error['text'].strip()}`)" if error.get("text") else ""
+    short = message if len(message) < 1200 else message[:1200] + " …"
+    if kind in ("exception", "memory", "crash") and names[0] not in ("AssertFailed", "KernelError"):
+        short = f"{names[0]}{where}: {short}"
+    return Finding(kind, short, {"line": error.get("line")})
+
+
+# -------------------------------------------------------------------------------------------------------------------
+
+
+def _owner(lines: list[str], number: int) -> str:
+    """The function in whose text a line stands."""
+    for line in reversed(lines[:number]):
+        if m := re.match(r"\s*(?:def|class) (\w+)", line) or re.search(r"__global__ void\s+(?:__\w+__\([^)]*\)\s*)?(\w+)", line):
+            return m[1]
+    return lines[number - 1].strip()
+
+
+def _spec(t: torch.Tensor, which: str, blobs: list) -> dict:
+    blobs.append(stage.as_bytes(t))
+    return {
+        "dtype": str(t.dtype).removeprefix("torch."),
+        "size": list(t.shape),
+        "stride": list(t.stride()),
+        which: len(blobs) - 1,
+    }
+
+
+def _bits(data: torch.Tensor, said: dict) -> torch.Tensor:
+    """An output's bytes in its own dtype and shape; empty where they were not handed over."""
+    dtype = getattr(torch, said["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise Unreadable(said["dtype"])
+    try:
+        return data.view(dtype).reshape(said["size"])
+    except RuntimeError:
+        return torch.empty(0, dtype=dtype)
+
+
+def _travel(function) -> dict | None:
+    return {"text": travelling(function), "name": function.__name__} if function else None
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2f}"
+
+
+def _printed(done: child.Result) -> str:
+    said = done.stdout.strip("\n")
+    return said if len(said) <= PRINTED else said[:PRINTED] + f"\n[{len(said) - PRINTED:,} more characters]"
+
+
+def _still(stderr: str) -> str:
+    """The answer's line that ran last, from the traceback that the child leaves before it is stopped."""
+    found = re.findall(r'File "[^"]*answer\.py", line (\d+) in (\S+)', stderr)
+    return f" in line {found[0][0]} of your code, in `{found[0][1]}`" if found else ""

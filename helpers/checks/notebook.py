@@ -1,0 +1,84 @@
+"""What a lab's cells call: check an answer, see a solution, see how far one has come."""
+
+import dataclasses
+import difflib
+import os
+
+from IPython.display import display
+
+from .. import machine, show, source
+from .. import progress as memory
+from ..exercises import Exercise, every
+from .judge import judge, unread
+from .verdict import Verdict
+
+
+class NotPassed(machine.Plain, AssertionError):
+    """An answer that did not pass, where a check must raise: HELPERS_STRICT=1, or under nbgrader."""
+
+
+def check(name: str, answer=None, *, seed: int | None = None) -> None:
+    """Judge an answer and show the verdict: `check("row-softmax", row_softmax)`.
+
+    answer: the function or class, by default the one that the exercise names; what counts is its text in the cells as
+    last run. seed: that of an earlier verdict, to see the same inputs again. For a learner it never raises, so that
+    *Run all* goes on; with HELPERS_STRICT=1 and under nbgrader it raises `NotPassed`.
+    """
+    exercise = _exercise(name)
+    entry = getattr(answer, "__name__", exercise.entry)
+    try:
+        text = source.live(entry)
+    except source.Missing as missing:
+        verdict = unread(exercise, "exception", str(missing))
+    else:
+        if entry != exercise.entry:
+            text += f"\n{exercise.entry} = {entry}\n"
+        with show.working(f"checking {name}"):
+            verdict = judge(exercise, text, seed=seed)
+    if _strict():
+        if not verdict.passed:
+            raise NotPassed(str(verdict))
+    else:
+        memory.record(verdict)
+        verdict = dataclasses.replace(verdict, hint=_hint(exercise, verdict))
+    display(verdict)
+
+
+def solution(name: str, sure: bool = False) -> None:
+    """Show the course's answer: after you have passed, or when you are sure that you want to see it."""
+    exercise = _exercise(name)
+    if not (sure or memory.of(name).passed):
+        show.note(f'You have not passed {name} yet. To see the answer all the same: solution("{name}", sure=True)')
+        return
+    memory.reveal(name)
+    text = source.notebook(source.find(exercise.lab)[-1], exercise.entry)
+    display(show.code(text, "python", caption=f"The course's answer to {name}; yours may differ and be as good"))
+
+
+def progress() -> None:
+    """Show what is passed, the last finding of what is not, and the next exercise."""
+    display(memory.table())
+
+
+def _exercise(name: str) -> Exercise:
+    try:
+        return every()[name]
+    except KeyError:
+        near = difflib.get_close_matches(name, every(), 3)
+        hint = f"Near: {', '.join(near)}." if near else "python -m helpers exercises lists them."
+        raise LookupError(f"There is no exercise {name!r}. {hint}") from None
+
+
+def _strict() -> bool:
+    return os.environ.get("HELPERS_STRICT") == "1" or bool(os.environ.get("NBGRADER_EXECUTION"))
+
+
+def _hint(exercise: Exercise, verdict: Verdict) -> str:
+    """The next hint, where the same kind of finding comes again."""
+    if verdict.passed is not False or verdict.kind == "not-attempted":
+        return ""
+    hints = exercise.hints_for.get(verdict.kind) or exercise.hints
+    step = min(memory.of(exercise.name).repeats, len(hints)) - 1
+    if step < 1:
+        return ""
+    return f"The same finding again; hint {step} of {len(hints)}: {hints[step - 1]}"
