@@ -14,6 +14,7 @@ What it cannot see: a load of what other lanes of the same program stored (a GPU
 and wrong addresses that lie inside the tensor.
 """
 
+import mmap
 import sys
 import types
 from contextlib import contextmanager
@@ -113,7 +114,9 @@ class _Shadow:
 
     def of(self, kind: str) -> np.ndarray:
         if kind not in self.arrays:
-            self.arrays[kind] = np.zeros(-(-(self.high - self.low) // self.item), np.int32)
+            elements = -(-(self.high - self.low) // self.item)
+            # memory that is only there where it is touched: a view may span gigabytes between its rows
+            self.arrays[kind] = np.frombuffer(mmap.mmap(-1, max(elements, 1) * 4), np.int32)
         return self.arrays[kind]
 
 

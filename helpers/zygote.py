@@ -5,8 +5,8 @@ fork gets a session of its own, limits, and its pipes, and either runs a module 
 On "end" the fork and all its descendants are killed: whoever loses its parent becomes this process's child
 (it is a subreaper), so a daemon does not get away. It ends, and takes everything down, when its socket closes.
 
-Messages (SOCK_SEQPACKET): "run" with the file descriptors [job, stdout, stderr, value, shared...] is answered by the fork's
-pid and its pidfd; "end" by {"status", "left"}. The job is JSON in an anonymous file.
+Messages (SOCK_SEQPACKET): "run" with the file descriptors [job, stdout, stderr, value, shared...] is answered by the
+fork's pid and its pidfd; "end" by {"status", "left"}. The job is JSON in an anonymous file.
 """
 
 import contextlib

@@ -41,7 +41,7 @@ def compare(exercise: Exercise, case: Case, inputs: tuple, outputs: Any, about: 
         else:
             runs = runs or _runs(exercise, inputs)
             scale = _scale(exercise, inputs, want)
-            problem = _close(name, want, have, dtype, scale, [tensors(run)[i] if run else None for run in runs])
+            problem = _close(name, want, have, dtype, scale, [None if run is None else tensors(run)[i] for run in runs])
         if problem:
             return [problem]
     return _plain(expected, outputs, exercise.rtol, "its answer")
@@ -286,4 +286,8 @@ def _plain(want: Any, have: Any, rtol: float, name: str) -> list[Finding]:
         number = isinstance(have, int | float) and not isinstance(have, bool)
         right = number and (have == want or math.isclose(have, want, rel_tol=rtol))
         shown = f", {have / want:.3g} times what it should be" if number and not right and want and have else ""
-    return [] if right else [Finding("wrong-answer", f"{name.capitalize()} is {_called(have)}, which is not right{shown}.")]
+    return (
+        []
+        if right
+        else [Finding("wrong-answer", f"{name.capitalize()} is {_called(have)}, which is not right{shown}.")]
+    )

@@ -110,7 +110,11 @@ class Trial:
         try:
             compile(self.text, "answer.py", "exec")
         except SyntaxError as error:
-            return [Finding("syntax", f"Python cannot read line {error.lineno} (`{(error.text or '').strip()}`): {error.msg}.")]
+            return [
+                Finding(
+                    "syntax", f"Python cannot read line {error.lineno} (`{(error.text or '').strip()}`): {error.msg}."
+                )
+            ]
         broken = rules.broken(self.text, self.exercise)
         return [Finding("forbidden", sentence, {"line": line}) for line, sentence in broken]
 
@@ -138,7 +142,7 @@ class Trial:
         cases = list(self.cases(mode))
         if not cases:
             return []
-        left, done = self.child(mode, cases)
+        left, done = self.played(mode, cases)
         findings = self.compared(mode, cases, left)
         if not findings:
             findings = self.ended(mode, cases, left, done)
@@ -168,7 +172,7 @@ class Trial:
         """The inputs of a case; `again`: of its second call, other values of the same shapes."""
         return case.inputs(Draw(self.seed + 7919 * number + 104729 * again, case.kind))
 
-    def child(self, mode: str, cases: list, speed: dict | None = None) -> tuple[list, child.Result]:
+    def played(self, mode: str, cases: list, speed: dict | None = None) -> tuple[list, child.Result]:
         """Run the answer; returns the frames that it left, and how its process ended."""
         blobs: list[memoryview] = []
 
@@ -242,7 +246,9 @@ class Trial:
     def judged(self, mode: str, case: Case, inputs: tuple, message: dict, blobs: list) -> list[Finding]:
         """What is wrong with one call."""
         about = [said | {"wanted_device": "cuda" if mode == "gpu" else "cpu"} for said in message["tensors"]]
-        got = [torch.frombuffer(bytearray(b), dtype=torch.uint8) if b else torch.empty(0, dtype=torch.uint8) for b in blobs]
+        got = [
+            torch.frombuffer(bytearray(b), dtype=torch.uint8) if b else torch.empty(0, dtype=torch.uint8) for b in blobs
+        ]
         outputs = [_bits(t, said) for t, said in zip(got, about, strict=False)]
         tree = stage.decode(message["outputs"], outputs)
         facts = message["facts"]
@@ -255,7 +261,8 @@ class Trial:
             findings = compare(self.exercise, case, inputs, tree, about)
         if self.exercise.judge and not findings:
             findings = [Finding(k, said) for k, said in self.exercise.judge(inputs, tree, facts)]
-        return findings or self.composed(facts) or self.limited(mode, inputs, facts)
+        empty = bool(about) and not any(t.numel() for t in outputs)
+        return findings or self.composed(facts, empty) or self.limited(mode, inputs, facts)
 
     def untouched(self, inputs: tuple, images: list[torch.Tensor]) -> list[Finding]:
         """Inputs, their guard zones and the gaps between their elements are bit for bit what they were."""
@@ -270,8 +277,9 @@ class Trial:
             return [Finding("input-modified", f"Input {i}, of shape {tuple(t.shape)}, was changed by the answer.")]
         return []
 
-    def composed(self, facts: dict) -> list[Finding]:
-        """Whether the answer is made of what is asked for: its operators, and kernels of its own."""
+    def composed(self, facts: dict, empty: bool) -> list[Finding]:
+        """Whether the answer is made of what is asked for: its operators, and, for a result that is not `empty`,
+        kernels of its own."""
         exercise = self.exercise
         if facts.get("threads"):
             return [Finding("forbidden", "The answer left a thread running: its work must be done when it returns.")]
@@ -282,15 +290,19 @@ class Trial:
             if wrong:
                 called = ", ".join(f"torch's `{n}`" for n in dict.fromkeys(wrong))
                 return [Finding("forbidden", f"The answer called {called}; a {what} kernel of yours is to do that.")]
-            if not exercise.drive and not facts["kernels"]:
-                return [Finding("forbidden", f"No {what} kernel was launched: the kernel is what the exercise asks for.")]
+            if not (exercise.drive or empty or facts["kernels"]):
+                return [
+                    Finding("forbidden", f"No {what} kernel was launched: the kernel is what the exercise asks for.")
+                ]
         elif operators:
             wrong = [n for n in operators if n in exercise.forbid]
             if "*" not in exercise.allow and exercise.allow:
                 wrong += [n for n in operators if n not in exercise.allow | {"fill_", "zero_"}]
             if wrong:
                 called = ", ".join(f"torch's `{n}`" for n in dict.fromkeys(wrong))
-                return [Finding("forbidden", f"The answer called {called}, which this exercise asks you to do without.")]
+                return [
+                    Finding("forbidden", f"The answer called {called}, which this exercise asks you to do without.")
+                ]
         return []
 
     def limited(self, mode: str, inputs: tuple, facts: dict) -> list[Finding]:
@@ -367,7 +379,7 @@ class Trial:
         """Time the answer against its rival, in one process."""
         speed = self.exercise.speed
         case = Case("timed", speed.inputs)
-        left, done = self.child("gpu", [], {**_travel(speed.rival), "as_case": case})
+        left, done = self.played("gpu", [], {**_travel(speed.rival), "as_case": case})
         times = next((m["seconds"] for m, _ in left if m.get("event") == "speed"), None)
         if times is None:
             return [self.failed(left[-1][0] if left else {}, done)]
@@ -430,7 +442,9 @@ def raised(error: dict) -> Finding:
 def _owner(lines: list[str], number: int) -> str:
     """The function in whose text a line stands."""
     for line in reversed(lines[:number]):
-        if m := re.match(r"\s*(?:def|class) (\w+)", line) or re.search(r"__global__ void\s+(?:__\w+__\([^)]*\)\s*)?(\w+)", line):
+        if m := re.match(r"\s*(?:def|class) (\w+)", line) or re.search(
+            r"__global__ void\s+(?:__\w+__\([^)]*\)\s*)?(\w+)", line
+        ):
             return m[1]
     return lines[number - 1].strip()
 

@@ -57,7 +57,7 @@ def solution(name: str, sure: bool = False) -> None:
 
 def progress() -> None:
     """Show what is passed, the last finding of what is not, and the next exercise."""
-    display(memory.table())
+    display(memory.summary())
 
 
 def _exercise(name: str) -> Exercise:

@@ -118,7 +118,9 @@ class Verdict:
     def _html(self) -> str:
         say = html.escape
         head = f"<b>{_ICON[self.passed]} {say(self.exercise)}: {say(self.headline)}</b>"
-        body = "".join(f'<div style="white-space:pre-wrap;padding-top:4px">{say(f.message)}</div>' for f in self.findings)
+        body = "".join(
+            f'<div style="white-space:pre-wrap;padding-top:4px">{say(f.message)}</div>' for f in self.findings
+        )
         if self.findings:
             body += f'<div style="padding-top:4px"><i>Next:</i> {say(NEXT[self.kind])}</div>'
         if self.hint:
