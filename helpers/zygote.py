@@ -62,7 +62,8 @@ def load(preload: str) -> None:
     if preload == "bare":
         return
     import numpy  # noqa: F401
-    import torch  # noqa: F401
+    import torch
+    import torch._dynamo  # noqa: F401  (1.5 s, which the first call under a dispatch mode would take in each fork)
 
     try:
         import triton.compiler
@@ -74,9 +75,12 @@ def load(preload: str) -> None:
         from helpers import interpreter
 
         interpreter.install()
-    for package in ("cupy", "IPython"):
+    for package in ("cupy", "IPython", "triton.experimental.gluon.nvidia.hopper"):
         with contextlib.suppress(ImportError):
             importlib.import_module(package)
+    if preload == "compiled":
+        with contextlib.suppress(ImportError, AttributeError):  # it has moved between Triton's versions
+            triton.runtime.cache.triton_key()  # reads all of Triton's files, once a process
     if preload == "interpreted":
         from helpers import reveal, stage  # noqa: F401  (the compiling process must not look for a GPU before it forks)
 
