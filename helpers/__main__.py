@@ -1,10 +1,14 @@
-"""The command line: python -m helpers doctor | lab | run | measure | labs | tidy. Each explains itself with -h."""
+"""The command line, `python -m helpers COMMAND`. Each command explains itself with -h."""
 
 import argparse
+import dataclasses
+import difflib
+import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from . import ROOT, machine
@@ -22,6 +26,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     lab = commands.add_parser("lab", help="copy lessons into work/ where untouched, and start JupyterLab there")
     lab.add_argument("extra", nargs=argparse.REMAINDER, metavar="-- ARGUMENTS", help="passed on to JupyterLab")
     lab.set_defaults(do=_lab)
+
+    exercises = commands.add_parser("exercises", help="list the exercises")
+    exercises.add_argument("--json", action="store_true", help="print one JSON list")
+    exercises.set_defaults(do=_exercises)
+
+    check = commands.add_parser(
+        "check", help="judge an answer; exit 0 passed, 1 not, 2 misuse, 3 not to be judged here"
+    )
+    check.add_argument("name", metavar="NAME", help="the exercise, as in the list of exercises")
+    check.add_argument("file", type=Path, metavar="FILE", help="a .py that defines the entry point, or a notebook")
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+    check.add_argument("--seed", type=int, metavar="N", help="draw the inputs of an earlier verdict again")
+    check.set_defaults(do=_check)
+
+    grade = commands.add_parser("grade", help="judge every answer in notebooks, one row an exercise")
+    grade.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK", help="a notebook, or a folder of them")
+    grade.add_argument("--json", action="store_true", help="print one JSON list")
+    grade.add_argument("--csv", type=Path, metavar="FILE", help="write the rows to FILE as well")
+    grade.set_defaults(do=_grade)
+
+    progress = commands.add_parser("progress", help="what is passed, the last findings, and the next exercise")
+    progress.set_defaults(do=_progress)
 
     run = commands.add_parser("run", help="run notebooks and save them with outputs, in canonical form")
     run.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
@@ -72,6 +98,64 @@ def _lab(options: argparse.Namespace) -> int:
     os.chdir(ROOT)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *extra])
+
+
+def _exercises(options: argparse.Namespace) -> int:
+    from . import exercises, show
+
+    rows = [
+        {"name": e.name, "lab": e.lab, "rung": e.rung, "entry_point": e.entry, "form": e.form, "title": e.title}
+        for e in exercises.every().values()
+    ]
+    print(json.dumps(rows, indent=1, ensure_ascii=False) if options.json else show.table(rows))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from . import exercises, progress
+
+    every = exercises.every()
+    if options.name not in every:
+        near = difflib.get_close_matches(options.name, every)
+        hint = f"Did you mean {' or '.join(near)}?" if near else "python -m helpers exercises lists them."
+        print(f"There is no exercise {options.name!r}. {hint}", file=sys.stderr)
+        return 2
+    if not options.file.is_file():
+        print(f"{options.file}: there is no such file", file=sys.stderr)
+        return 2
+    from . import checks
+
+    verdict = checks.check_file(every[options.name], options.file, seed=options.seed)
+    progress.record(verdict)
+    print(json.dumps(verdict.data(), ensure_ascii=False) if options.json else verdict)
+    return {True: 0, False: 1, None: 3}[verdict.passed]
+
+
+def _grade(options: argparse.Namespace) -> int:
+    from . import grading, show
+
+    paths = grading.found(options.notebooks)
+    if not paths:
+        print("There is no notebook in what was named.", file=sys.stderr)
+        return 2
+    with _line() as show_line:
+        rows = grading.grade(paths, lambda done, total, row: show_line(f"{done} of {total}: {row.exercise} {row.kind}"))
+    if options.csv:
+        grading.save(rows, options.csv)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=1, ensure_ascii=False))
+    else:
+        print(show.table(grading.shown(rows)))
+        passed, unjudged = (sum(row.passed is how for row in rows) for how in (True, None))
+        print(f"{passed} of {len(rows)} passed" + (f", {unjudged} could not be judged here" if unjudged else ""))
+    return 1 if any(row.passed is False for row in rows) else 0
+
+
+def _progress(options: argparse.Namespace) -> int:
+    from . import progress
+
+    print(progress.table())
+    return 0
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -150,15 +234,8 @@ def _execute(path: Path, **options):
     """Run a notebook, with a line on the terminal that moves, then one that stays."""
     from . import notebooks
 
-    moving = sys.stderr.isatty()
-
-    def show(cell: str) -> None:
-        if moving:
-            print(f"\r\x1b[K{path.name}: {cell}", end="", file=sys.stderr, flush=True)
-
-    ran = notebooks.run(path, on_cell=show, **options)
-    if moving:
-        print("\r\x1b[K", end="", file=sys.stderr)
+    with _line() as show:
+        ran = notebooks.run(path, on_cell=lambda cell: show(f"{path.name}: {cell}"), **options)
     if ran.failure:
         print(f"{path.name}: cell {ran.failure.cell} failed after {ran.seconds:.1f} s: {ran.failure.error}")
         if ran.failure.traceback:
@@ -166,6 +243,21 @@ def _execute(path: Path, **options):
     else:
         print(f"{path.name}: {len(ran.notebook.cells)} cells in {ran.seconds:.1f} s")
     return ran
+
+
+@contextmanager
+def _line() -> Iterator[Callable[[str], None]]:
+    """A line on the terminal that what goes on can change, and that is gone at the end; nothing in a log."""
+    moving = sys.stderr.isatty()
+
+    def show(text: str) -> None:
+        if moving:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        show("")
 
 
 if __name__ == "__main__":
