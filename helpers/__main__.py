@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from . import ROOT, machine
@@ -125,8 +125,9 @@ def _check(options: argparse.Namespace) -> int:
         return 2
     from . import checks
 
-    verdict = checks.check_file(every[options.name], options.file, seed=options.seed)
-    progress.record(verdict)
+    with redirect_stdout(sys.stderr):  # what is said while it goes on is no part of the verdict
+        verdict = checks.check_file(every[options.name], options.file, seed=options.seed)
+        progress.record(verdict)
     print(json.dumps(verdict.data(), ensure_ascii=False) if options.json else verdict)
     return {True: 0, False: 1, None: 3}[verdict.passed]
 
@@ -154,7 +155,7 @@ def _grade(options: argparse.Namespace) -> int:
 def _progress(options: argparse.Namespace) -> int:
     from . import progress
 
-    print(progress.table())
+    print(progress.summary())
     return 0
 
 

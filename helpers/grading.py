@@ -68,14 +68,15 @@ def found(paths: Iterable[Path]) -> list[Path]:
 def asked(path: Path) -> list[exercises.Exercise] | Row:
     """The exercises of a notebook's lab: by its file name, else by what its cells check. A row where there are none."""
     try:
-        text = path.read_text(encoding="utf-8")
-        cells = json.loads(text)["cells"]
+        if not path.stat().st_size:
+            return _broken(path, "syntax", "The file is empty.")
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         graded = [str(cell.get("metadata", {}).get("nbgrader", {}).get("grade_id", "")) for cell in cells]
     except OSError as error:
         return _broken(path, "exception", f"The file cannot be read: {error.strerror}.")
     except ValueError as error:  # of JSON, or of UTF-8
-        return _broken(path, "syntax", f"The file is not JSON: {error}." if text.strip() else "The file is empty.")
+        return _broken(path, "syntax", f"The file is not JSON: {error}.")
     except (KeyError, TypeError, AttributeError):
         return _broken(path, "exception", "The file is JSON, but no notebook.")
     every = exercises.every()

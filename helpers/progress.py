@@ -70,7 +70,7 @@ def following() -> exercises.Exercise | None:
     return min(left, key=lambda e: (not e.core, _place(e.lab)), default=None)
 
 
-def table():
+def summary():
     """A table of all exercises by lab, with the last finding of each and the next exercise; also as text (`str`)."""
     known, rows, lab = _read(_file()), [], ""
     every = sorted(exercises.every().values(), key=lambda e: _place(e.lab))

@@ -79,12 +79,12 @@ def test_next_come_the_core_exercises_in_the_paths_order():
     assert order == ["time", "reduce", "matmul", "count"]
 
 
-def test_the_table_names_state_last_finding_and_the_next_exercise():
+def test_the_summary_names_state_last_finding_and_the_next_exercise():
     progress.record(verdict("time", passed=True))
     progress.record(verdict("reduce", "race", "Threads 0 and 32 write to shared[0]."))
     progress.record(verdict("reduce", "race", "Threads 0 and 32 write to shared[0]."))
     progress.reveal("reduce")
-    lines = str(progress.table()).splitlines()
+    lines = str(progress.summary()).splitlines()
     assert lines[0] == "1 of 4 exercises passed. Next: reduce in 08_cuda."
     rows = [" ".join(line.split()) for line in lines[1:]]
     assert rows == [
