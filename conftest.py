@@ -4,8 +4,16 @@ pytest_plugins = ["tests.nbval_fixes"]
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Name saved outputs and recorded figures that no longer belong to the code that stands there."""
+    """Say which broken answers were caught by what, and which saved outputs and figures belong to other code."""
     from helpers import notebooks
+    from tests import answers
+
+    reports = terminalreporter.stats.get("passed", [])
+    caught = [value for r in reports if r.when == "call" for name, value in r.user_properties if name == "caught"]
+    if caught:
+        terminalreporter.section("answers, and what caught the broken ones")
+        for line in answers.table(caught):
+            terminalreporter.line(line)
 
     stale = notebooks.stale(notebooks.lessons())
     if stale:

@@ -222,9 +222,8 @@ def _close(name, want, have, dtype, scale, runs) -> Finding | None:
         worst = float(e.max())
         return Finding(
             "precision",
-            f"{name.capitalize()} is near, but less precise than {dtype} inputs allow: off by {worst:.1e} of the size of "
-            f"the values at most, {mean:.1e} on average (root mean square); at most {limit.largest:.1e} and "
-            f"{limit.mean:.1e} are to be expected.",
+            f"{name.capitalize()} is near, but less precise than it can be: off by {worst:.1e} of the values' size at "
+            f"most, {mean:.1e} on average (root mean square), where {limit.largest:.1e} and {limit.mean:.1e} are allowed.",
             {"error": worst, "mean_error": mean},
         )
     return _values("wrong-values", name, want, have, off)

@@ -41,7 +41,7 @@ def judge(exercise: Exercise, text: str, *, seed: int | None = None, seconds: fl
     began = time.monotonic()
     seed = int.from_bytes(os.urandom(4), "little") >> 1 if seed is None else seed
     trial = Trial(exercise, text, seed, seconds or exercise.seconds)
-    findings = trial.read() or trial.run()
+    findings = caught("text", trial.read()) or trial.run()
     passed = None if findings and findings[0].kind in UNJUDGED else not findings
     checked = trial.checked if passed else []
     return Verdict(
@@ -127,7 +127,7 @@ class Trial:
             with locks.shared():
                 findings = self.on("gpu")
             if not findings and self.exercise.speed:
-                findings = self.fast_enough()
+                findings = caught("timer", self.fast_enough())
         return findings
 
     def on_cpu(self) -> list[Finding]:
@@ -149,7 +149,7 @@ class Trial:
         if findings:
             return findings
         if mode == "cpu" and not self.gpu:
-            findings = self.compiled(left[-1][0].get("to_compile", []))
+            findings = caught("compiler", self.compiled(left[-1][0].get("to_compile", [])))
         where = "on the GPU" if mode == "gpu" else "interpreted" if self.exercise.made_of == "triton" else "on the CPU"
         if self.exercise.made_of in ("triton", "cuda") or mode == "gpu":
             self.checked.append(f"{len(cases)} cases {where}")
@@ -262,7 +262,8 @@ class Trial:
         if self.exercise.judge and not findings:
             findings = [Finding(k, said) for k, said in self.exercise.judge(inputs, tree, facts)]
         empty = bool(about) and not any(t.numel() for t in outputs)
-        return findings or self.composed(facts, empty) or self.limited(mode, inputs, facts)
+        counted = [] if findings else self.composed(facts, empty) or self.limited(mode, inputs, facts)
+        return caught("values", findings) or caught("counts", counted)
 
     def untouched(self, inputs: tuple, images: list[torch.Tensor]) -> list[Finding]:
         """Inputs, their guard zones and the gaps between their elements are bit for bit what they were."""
@@ -331,7 +332,7 @@ class Trial:
         finding = self.failed(last, done)
         if 0 <= at < len(cases) and finding.kind != "environment":
             finding = self.told(finding, cases[at][1])
-        return [finding]
+        return caught("guards" if last.get("event") == "error" else "process", [finding])
 
     def failed(self, last: dict, done: child.Result) -> Finding:
         if last.get("event") == "error":
@@ -390,6 +391,11 @@ class Trial:
             return [Finding("too-slow", said, {"us": mine, "rival_us": rival, "share": share})]
         self.checked.append(f"{share:.2f} of its rival's speed (at least {speed.least:.2f})")
         return []
+
+
+def caught(by: str, findings: list[Finding]) -> list[Finding]:
+    """The findings with what found them."""
+    return [dataclasses.replace(f, caught_by=by) for f in findings]
 
 
 class Unreadable(ValueError):

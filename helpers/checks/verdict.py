@@ -39,11 +39,16 @@ NEXT = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: its kind, a sentence with the evidence, and details as data (case, indices, line)."""
+    """One thing that is wrong: its kind, a sentence with the evidence, and details as data (case, indices, line).
+
+    caught_by: "text" (reading it), "guards" (the interpreter's, the CUDA runner's or the GPU's), "values" (comparing),
+    "counts" (of operators, launches, bytes), "compiler", "process" (how it ended) or "timer".
+    """
 
     kind: str
     message: str
     details: dict[str, Any] = field(default_factory=dict)
+    caught_by: str = ""
 
     def __post_init__(self):
         if self.kind not in NEXT:
@@ -76,6 +81,11 @@ class Verdict:
     def kind(self) -> str:
         """The kind of the first finding; "passed" where there is none."""
         return self.findings[0].kind if self.findings else "passed"
+
+    @property
+    def caught_by(self) -> str:
+        """What found the first finding."""
+        return self.findings[0].caught_by if self.findings else ""
 
     @property
     def headline(self) -> str:

@@ -1,0 +1,122 @@
+"""Right, broken and cheating answers to the exercises: tests/mutants/NN.toml, as texts that can be judged.
+
+`python -m tests.answers [NAME…]` judges them all on this machine, in its mode, and prints a table.
+"""
+
+import sys
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from helpers import source
+from helpers.exercises import every
+
+FOLDER = Path(__file__).parent / "mutants"
+GROUPS = ("right", "broken", "cheat")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """group: "right", "broken" or "cheat". kinds: of the first finding, any of which will do; none for a right one."""
+
+    exercise: str
+    group: str
+    about: str
+    text: str
+    kinds: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.exercise}: {self.group}: {self.about}"
+
+
+@lru_cache
+def solved(name: str) -> str:
+    """The slice of the course's own answer."""
+    exercise = every()[name]
+    return source.notebook(source.find(exercise.lab)[-1], exercise.entry)
+
+
+def edited(text: str, edits: list[dict]) -> str:
+    """`text` after edits that must each apply exactly once."""
+    for edit in edits:
+        count = text.count(edit["find"])
+        if count != 1:
+            raise ValueError(f"{edit['find']!r} occurs {count} times")
+        text = text.replace(edit["find"], edit["replace"])
+    return text
+
+
+def written() -> list[Answer]:
+    """All answers, in the order of the files."""
+    found = []
+    for path in sorted(FOLDER.glob("*.toml")):
+        for name, groups in tomllib.loads(path.read_text()).items():
+            found += [_answer(name, group, entry) for group in GROUPS for entry in groups.get(group, [])]
+    return found
+
+
+def _answer(name: str, group: str, entry: dict) -> Answer:
+    kinds = entry.get("kind", [])
+    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    edits = entry.get("edits") or [entry] * ("find" in entry)
+    try:
+        text = entry.get("text") or edited(solved(name), edits)
+    except ValueError as problem:
+        raise ValueError(f"{name}: {entry['about']}: {problem}") from None
+    return Answer(name, group, entry["about"], text, kinds)
+
+
+def as_judged(answer: Answer, verdict) -> str:
+    """What is wrong with a verdict; empty where it is as it should be."""
+    if answer.group == "right":
+        return "" if verdict.passed else f"a right answer did not pass\n{verdict}"
+    if verdict.passed is not False:
+        return f"it {'passed' if verdict.passed else 'could not be judged'}\n{verdict}"
+    if answer.kinds and verdict.kind not in answer.kinds:
+        return f"found {verdict.kind}, not {' or '.join(answer.kinds)}\n{verdict}"
+    return ""
+
+
+def table(caught: list[tuple[str, str, str, str]]) -> list[str]:
+    """Lines of a table from (exercise, group, kind, caught by) of each answer that was judged as it should be."""
+    lines = []
+    for name in dict.fromkeys(row[0] for row in caught):
+        rows = [row for row in caught if row[0] == name]
+        groups = Counter(group for _, group, _, _ in rows)
+        kinds = Counter((kind, by) for _, group, kind, by in rows if group != "right")
+        counted = ", ".join(f"{kind} {n} ({by})" for (kind, by), n in sorted(kinds.items()))
+        lines.append(
+            f"{name:18} right {groups['right']}, broken {groups['broken']}, cheats {groups['cheat']}: {counted}"
+        )
+    return lines
+
+
+def main(names: list[str]) -> int:
+    from helpers.checks import judge
+
+    caught, wrong = [], 0
+    for answer in written():
+        if names and answer.exercise not in names:
+            continue
+        verdict = judge(every()[answer.exercise], answer.text)
+        problem = as_judged(answer, verdict)
+        wrong += bool(problem)
+        print(
+            f"{'WRONG' if problem else 'ok':5} {verdict.seconds:5.1f} s  {answer.title}  [{verdict.kind}]", flush=True
+        )
+        if problem:
+            print(f"      {problem}")
+        else:
+            caught.append((answer.exercise, answer.group, verdict.kind, verdict.caught_by))
+    print("\n".join(table(caught)))
+    print(f"{len(caught)} answers judged as they should be, {wrong} not")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    import helpers  # noqa: F401
+
+    sys.exit(main(sys.argv[1:]))

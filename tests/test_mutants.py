@@ -1,0 +1,59 @@
+"""The checker is good: right answers pass, also those written differently; broken and cheating ones are caught."""
+
+from collections import Counter
+
+import pytest
+
+from helpers.checks import judge
+from helpers.exercises import every
+
+from .answers import GROUPS, as_judged, solved, written
+
+ANSWERS = written()
+LEAST = {"right": 2, "broken": 8, "cheat": 3}
+
+
+def sampled() -> set[int]:
+    """Indices of a fixed sample, spread over exercises, groups and kinds: what make test takes of it."""
+    seen: Counter = Counter()
+    chosen = set()
+    for i, answer in enumerate(ANSWERS):
+        key = (answer.exercise, answer.group)
+        seen[key] += 1
+        place = sum(map(ord, answer.exercise)) % LEAST[answer.group] + 1
+        if seen[key] == place:
+            chosen.add(i)
+    return chosen
+
+
+SAMPLE = sampled()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(a, id=a.title.replace(" ", "_"), marks=[] if i in SAMPLE else [pytest.mark.slow])
+        for i, a in enumerate(ANSWERS)
+    ],
+)
+def test_is_judged_as_it_should_be(answer, record_property):
+    verdict = judge(every()[answer.exercise], answer.text)
+    assert not as_judged(answer, verdict), as_judged(answer, verdict)
+    record_property("caught", [answer.exercise, answer.group, verdict.kind, verdict.caught_by])
+
+
+@pytest.mark.parametrize("name", every())
+def test_the_courses_own_answer_passes(name):
+    verdict = judge(every()[name], solved(name))
+    assert verdict.passed, verdict
+    assert verdict.seconds < 15
+
+
+@pytest.mark.parametrize("name", every())
+def test_there_are_enough_answers_of_each_group(name):
+    groups = Counter(a.group for a in ANSWERS if a.exercise == name)
+    assert {g: groups[g] >= LEAST[g] for g in GROUPS} == dict.fromkeys(GROUPS, True), groups
+
+
+def test_every_answer_is_of_an_exercise():
+    assert {a.exercise for a in ANSWERS} == set(every())
