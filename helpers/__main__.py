@@ -140,7 +140,8 @@ def _grade(options: argparse.Namespace) -> int:
         print("There is no notebook in what was named.", file=sys.stderr)
         return 2
     with _line() as show_line:
-        rows = grading.grade(paths, lambda done, total, row: show_line(f"{done} of {total}: {row.exercise} {row.kind}"))
+        show_line(f"grading {len(paths)} notebooks")
+        rows = grading.grade(paths, lambda done, total, row: show_line(f"{done} of {total} answers: {row.exercise}"))
     if options.csv:
         grading.save(rows, options.csv)
     if options.json:

@@ -119,6 +119,7 @@ class _Room:
                 self.closed = True
                 for worker in self.workers:
                     worker.process.kill()
+                    worker.process.join()
 
     def _drain(self) -> None:
         worker = self._hired()
