@@ -30,10 +30,13 @@ _CHANGES = re.compile(
 
 
 class Missing(NameError):
-    """Names that no statement of the source binds: `names`; the message says where they were looked for."""
+    """Names that no statement of the source binds: `names`; the message says where they were looked for.
 
-    def __init__(self, names, where: str, hint: str = ""):
-        self.names = tuple(sorted(names))
+    text: what the source does hold of the slice. unreadable: the first SyntaxError that one of its cells has.
+    """
+
+    def __init__(self, names, where: str, hint: str = "", text: str = "", unreadable: SyntaxError | None = None):
+        self.names, self.text, self.unreadable = tuple(sorted(names)), text, unreadable
         said = ", ".join(f"`{n}`" for n in self.names)
         verb = "is" if len(self.names) == 1 else "are"
         super().__init__(f"{said} {verb} bound nowhere: looked in {where}.{' ' + hint if hint else ''}")
@@ -45,18 +48,19 @@ def module_text(cells: list[str], names, where: str) -> str:
     Cells that are not Python are passed over, as a kernel that refused them did. Raises `Missing`, which says
     `where` in words.
     """
-    top, unreadable = [], []
+    top, unreadable = [], {}
     for number, cell in enumerate(cells, 1):
         try:
             top += statements(plain(cell))
-        except SyntaxError:
-            unreadable.append(number)
+        except SyntaxError as error:
+            unreadable[number] = error
     keep, missing = _needed(top, names)
+    future = dict.fromkeys(s.text for s in top if s.is_future)
+    text = _joined([*future, *(top[i].text for i in sorted(keep) if not top[i].is_future)])
     if missing:
         hint = f"Cell {', '.join(map(str, unreadable))} could not be read as Python." if unreadable else ""
-        raise Missing(missing, where, hint)
-    future = dict.fromkeys(s.text for s in top if s.is_future)
-    return _joined([*future, *(top[i].text for i in sorted(keep) if not top[i].is_future)])
+        raise Missing(missing, where, hint, text, next(iter(unreadable.values()), None))
+    return text
 
 
 def _needed(top, names) -> tuple[set[int], set[str]]:

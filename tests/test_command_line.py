@@ -173,3 +173,19 @@ def test_every_exercise_of_an_unsolved_lab_is_a_row_and_progress_stays_untouched
     assert [row["exercise"] for row in rows] == [e.name for e in exercises.every().values() if e.lab == EXERCISE.lab]
     assert {(row["passed"], row["kind"]) for row in rows} == {(False, "not-attempted")}
     assert not (tmp_path / "progress.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["def {0}(:\n    pass"], "syntax"),
+        (["def {0}(x):\n    ### gap\n    raise NotImplementedError()\n    return y_bound_in_the_gap"], "not-attempted"),
+        (["def {0}(x):\n    return y_bound_nowhere"], "exception"),
+        (["def other(:", "y = 1"], "syntax"),
+        (["x = 1"], "exception"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_whole_is_named_as_what_it_is(tmp_path, cells, kind):
+    path = notebook(tmp_path / "mine.ipynb", *(text.format(EXERCISE.entry) for text in cells))
+    verdict = checks.check_file(EXERCISE, path)
+    assert (verdict.passed, verdict.kind) == (False, kind)

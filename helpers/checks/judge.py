@@ -65,8 +65,7 @@ def check_file(exercise: Exercise, path: Path, **options) -> Verdict:
     try:
         text = answer_text(exercise, Path(path))
     except (source.Missing, SyntaxError, ValueError, KeyError) as error:
-        kind = "exception" if isinstance(error, source.Missing) else "syntax"
-        return unread(exercise, kind, str(error))
+        return unread(exercise, error)
     return judge(exercise, text, **options)
 
 
@@ -85,9 +84,22 @@ def import_cell(exercise: Exercise) -> str:
     return next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
 
 
-def unread(exercise: Exercise, kind: str, message: str) -> Verdict:
-    """The verdict on an answer whose text could not be had."""
-    return Verdict(exercise.name, False, (Finding(kind, message),), "gpu" if machine.gpu() else "cpu", 0.0)
+def unread(exercise: Exercise, error: Exception) -> Verdict:
+    """The verdict on an answer whose text could not be had whole: `source.Missing`, or what reading it raised."""
+    if not isinstance(error, source.Missing):
+        finding = Finding("syntax", str(error))
+    elif GAP.search(error.text):
+        finding = Finding("not-attempted", f"Your code is still missing in `{exercise.entry}`: {error}")
+    elif error.unreadable and exercise.entry in error.names:
+        finding = Finding("syntax", f"{error} {unreadable(error.unreadable)}")
+    else:
+        finding = Finding("exception", str(error))
+    return Verdict(exercise.name, False, (finding,), "gpu" if machine.gpu() else "cpu", 0.0)
+
+
+def unreadable(error: SyntaxError) -> str:
+    """A syntax error in one sentence."""
+    return f"Python cannot read line {error.lineno} (`{(error.text or '').strip()}`): {error.msg}."
 
 
 class Trial:
@@ -110,11 +122,7 @@ class Trial:
         try:
             compile(self.text, "answer.py", "exec")
         except SyntaxError as error:
-            return [
-                Finding(
-                    "syntax", f"Python cannot read line {error.lineno} (`{(error.text or '').strip()}`): {error.msg}."
-                )
-            ]
+            return [Finding("syntax", unreadable(error))]
         broken = rules.broken(self.text, self.exercise)
         return [Finding("forbidden", sentence, {"line": line}) for line, sentence in broken]
 

@@ -29,7 +29,7 @@ def check(name: str, answer=None, *, seed: int | None = None) -> None:
     try:
         text = source.live(entry)
     except source.Missing as missing:
-        verdict = unread(exercise, "exception", str(missing))
+        verdict = unread(exercise, missing)
     else:
         if entry != exercise.entry:
             text += f"\n{exercise.entry} = {entry}\n"
