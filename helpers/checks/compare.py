@@ -222,8 +222,8 @@ def _close(name, want, have, dtype, scale, runs) -> Finding | None:
         worst = float(e.max())
         return Finding(
             "precision",
-            f"{name.capitalize()} is near, but less precise than it can be: off by {worst:.1e} of the values' size at "
-            f"most, {mean:.1e} on average (root mean square), where {limit.largest:.1e} and {limit.mean:.1e} are allowed.",
+            f"{name.capitalize()} is near, but less precise than it can be: off by {worst:.1e} of the size of the "
+            f"values at most, {mean:.1e} on average (rms), where {limit.largest:.1e} and {limit.mean:.1e} are allowed.",
             {"error": worst, "mean_error": mean},
         )
     return _values("wrong-values", name, want, have, off)
