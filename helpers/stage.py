@@ -311,12 +311,14 @@ def _spelled(value) -> str:
 def play(shared: tuple[int, int]) -> None:
     """Read the job from the first file of `shared`, do it, append frames to the second."""
     job_fd, out = shared
-    with mmap.mmap(job_fd, 0) as memory:
+    with mmap.mmap(job_fd, 0, access=mmap.ACCESS_READ) as memory:
         job, blobs = next(frames(memoryview(memory)))
         blobs = [bytearray(b) for b in blobs]
     for module in ("helpers.exercises", "helpers.checks"):
         sys.modules[module] = None  # an answer that imports them gets an ImportError
     faulthandler.dump_traceback_later(job["seconds"])  # so that the line of an endless loop is known
+    if job.get("sanitized"):  # the sanitizer watches the allocations themselves, which guards would widen
+        globals()["GUARD_BYTES"] = 0
     Play(job, blobs, out).run()
 
 
@@ -405,8 +407,9 @@ class Play:
         tree = encode(out, found)
         left = [_about(t) for t in found]
         blobs = [as_bytes(t) if t.numel() * t.element_size() <= SHIPPED_BYTES else memoryview(b"") for t in found]
-        images = [] if self.job["made_of"] == "python" else [image(t) for t in tensors]
-        stray = [s for t in watch.given if (s := strayed(t))]
+        watched = GUARD_BYTES and self.job["made_of"] != "python"
+        images = [image(t) for t in tensors] if watched else []
+        stray = [s for t in watch.given if (s := strayed(t))] if watched else []
         put(
             self.out,
             {"event": "left", "outputs": tree, "tensors": left, "facts": facts, "stray": stray, **about},
@@ -504,3 +507,8 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 def leaves(tree: Any) -> list:
     """The tensors in nested tuples, lists and dicts."""
     return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+if __name__ == "__main__":  # under compute-sanitizer: the job's file, then the file for what is left
+    with open(sys.argv[1], "rb") as job_file, open(sys.argv[2], "wb") as left_file:
+        play((job_file.fileno(), left_file.fileno()))

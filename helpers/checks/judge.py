@@ -14,7 +14,7 @@ import torch
 
 from .. import ROOT, child, locks, machine, reveal, source, stage
 from ..exercises import Case, Draw, Exercise, travelling
-from . import rules
+from . import rules, sanitizer
 from .compare import compare, tensors
 from .verdict import UNJUDGED, Finding, Verdict
 
@@ -32,15 +32,18 @@ MOST_COMPILED = 4
 """Variants of an answer's kernels (constants, types) that are compiled for a GPU."""
 
 
-def judge(exercise: Exercise, text: str, *, seed: int | None = None, seconds: float | None = None) -> Verdict:
+def judge(
+    exercise: Exercise, text: str, *, seed: int | None = None, seconds: float | None = None, sanitize: bool = False
+) -> Verdict:
     """Judge the module text of an answer in this machine's mode.
 
-    On a GPU machine the answer first runs as in CPU mode, where stray accesses and races show, then for real. seed:
-    of an earlier verdict, to draw its inputs again. seconds: the limit, by default the exercise's own.
+    On a GPU machine the answer first runs as in CPU mode, where stray accesses and races show, then for real; where
+    that finds something, and with `sanitize` always, compute-sanitizer looks too. seed: of an earlier verdict, to draw
+    its inputs again. seconds: the limit, by default the exercise's own.
     """
     began = time.monotonic()
     seed = int.from_bytes(os.urandom(4), "little") >> 1 if seed is None else seed
-    trial = Trial(exercise, text, seed, seconds or exercise.seconds)
+    trial = Trial(exercise, text, seed, seconds or exercise.seconds, sanitize)
     findings = caught("text", trial.read()) or trial.run()
     passed = None if findings and findings[0].kind in UNJUDGED else not findings
     checked = trial.checked if passed else []
@@ -105,12 +108,14 @@ def unreadable(error: SyntaxError) -> str:
 class Trial:
     """One answer being judged. `checked` and `unchecked` collect what the verdict tells of it."""
 
-    def __init__(self, exercise: Exercise, text: str, seed: int, seconds: float):
+    def __init__(self, exercise: Exercise, text: str, seed: int, seconds: float, sanitize: bool = False):
         self.exercise, self.text, self.seed, self.seconds = exercise, text, seed, seconds
+        self.sanitize = sanitize
         self.checked: list[str] = []
         self.unchecked: list[str] = []
         self.printed = ""
         self.gpu = machine.gpu()
+        self.draws: dict[tuple[int, bool], tuple] = {}
 
     # ---- reading ----
 
@@ -134,6 +139,8 @@ class Trial:
         if not findings and self.gpu:
             with locks.shared():
                 findings = self.on("gpu")
+                if (findings or self.sanitize) and self.exercise.made_of in ("triton", "cuda"):
+                    findings += caught("compute-sanitizer", self.sanitized())
             if not findings and self.exercise.speed:
                 findings = caught("timer", self.fast_enough())
         return findings
@@ -178,10 +185,13 @@ class Trial:
 
     def drawn(self, number: int, case: Case, again: bool = False) -> tuple:
         """The inputs of a case; `again`: of its second call, other values of the same shapes."""
-        return case.inputs(Draw(self.seed + 7919 * number + 104729 * again, case.kind))
+        key = (number, again)
+        if key not in self.draws:
+            self.draws[key] = case.inputs(Draw(self.seed + 7919 * number + 104729 * again, case.kind))
+        return self.draws[key]
 
-    def played(self, mode: str, cases: list, speed: dict | None = None) -> tuple[list, child.Result]:
-        """Run the answer; returns the frames that it left, and how its process ended."""
+    def job(self, mode: str, cases: list, seconds: float, speed: dict | None = None) -> tuple[dict, list[memoryview]]:
+        """What the child is told, and the values of its inputs."""
         blobs: list[memoryview] = []
 
         def packed(number: int, case: Case, again: bool) -> dict:
@@ -197,24 +207,28 @@ class Trial:
                         spec |= {"again": _spec(t, "again", blobs)["again"]}
             return out
 
-        kernel = self.exercise.made_of in ("triton", "cuda", "torch") and not self.exercise.drive
+        twice = self.exercise.made_of in ("triton", "cuda", "torch") and not self.exercise.drive
         job = {
             "mode": mode,
             "text": self.text,
             "entry": self.exercise.entry,
             "made_of": self.exercise.made_of,
             "seed": self.seed,
+            "seconds": seconds,
             "trace": any(limit.fact in ("sectors", "bytes", "bank_ways") for limit in self.exercise.limits),
             "drive": _travel(self.exercise.drive),
-            "cases": [packed(i, case, kernel and n == 0) for n, (i, case) in enumerate(cases)],
+            "cases": [packed(i, case, twice and n == 0) for n, (i, case) in enumerate(cases)],
             "speed": speed,
         }
         if speed:
             speed["case"] = packed(len(self.exercise.cases), speed.pop("as_case"), False)
+        return job, blobs
+
+    def played(self, mode: str, cases: list, speed: dict | None = None) -> tuple[list, child.Result]:
+        """Run the answer; returns the frames that it left, and how its process ended."""
         limit = self.seconds * (3 if mode == "gpu" else 1)
-        job["seconds"] = limit
         with TemporaryFile(buffering=0) as job_file, TemporaryFile(buffering=0) as left_file:
-            stage.put(job_file.fileno(), job, blobs)
+            stage.put(job_file.fileno(), *self.job(mode, cases, limit, speed))
             done = child.run(
                 "from helpers import stage\n\nstage.play(__shared__)",
                 env={"HELPERS_MODE": mode, "HELPERS_STRICT": None},
@@ -227,6 +241,22 @@ class Trial:
             left = list(stage.frames(memoryview(left_file.read())))
         self.printed = _printed(done)
         return left, done
+
+    def sanitized(self) -> list[Finding]:
+        """What compute-sanitizer sees of the answer on the GPU: its first report of each tool."""
+        path = sanitizer.program()
+        if path is None:
+            self.unchecked.append("compute-sanitizer: it is not installed")
+            return []
+        cases = [(i, case) for i, case in self.cases("gpu") if not case.memory_bytes and case.mode != "gpu"]
+        tools = sanitizer.TOOLS if self.exercise.made_of == "cuda" else sanitizer.TOOLS[:1]
+        found = []
+        for tool in tools:
+            report = sanitizer.run(path, tool, *self.job("gpu", cases, sanitizer.SECONDS))
+            found += [Finding(kind, said) for kind, said in report]
+        if not found:
+            self.checked.append(f"compute-sanitizer: {', '.join(tools)}")
+        return found
 
     # ---- comparing ----
 

@@ -1,0 +1,56 @@
+"""NVIDIA's compute-sanitizer over an answer on the GPU: stray and misaligned accesses, races, divergent barriers."""
+
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from .. import child, machine, stage
+
+TOOLS = ("memcheck", "racecheck", "synccheck")
+SECONDS = 120
+"""For each tool: it slows kernels down by 10 to 100 times."""
+
+_REPORTS = (
+    (r"Invalid __\w+__ (?:read|write|atomic)", "out-of-bounds"),
+    (r"[Mm]isaligned", "crash"),
+    (r"[Rr]ace reported", "race"),
+    (r"[Bb]arrier error|[Dd]ivergent thread", "deadlock"),
+)
+
+
+def program() -> str | None:
+    """Path of compute-sanitizer; None where it is not installed."""
+    usual = Path("/usr/local/cuda/bin/compute-sanitizer")
+    return shutil.which("compute-sanitizer") or (str(usual) if usual.exists() else None)
+
+
+def run(path: str, tool: str, job: dict, blobs: list[memoryview]) -> list[tuple[str, str]]:
+    """(kind, sentence) of the first report of one tool; nothing where it reports nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        job_file, left = Path(folder, "job"), Path(folder, "left")
+        with job_file.open("wb", buffering=0) as f:
+            stage.put(f.fileno(), job | {"sanitized": True}, blobs)
+        left.touch()
+        done = child.command(
+            [path, f"--tool={tool}", "--print-limit=4", sys.executable, "-m", "helpers.stage", job_file, left],
+            env={
+                "HELPERS_MODE": "gpu",
+                "PYTHONPATH": machine.python_path(),
+                "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # else every tensor lies in one large allocation
+            },
+            seconds=SECONDS,
+        )
+    return reports(tool, done.stdout + done.stderr)
+
+
+def reports(tool: str, said: str) -> list[tuple[str, str]]:
+    """The first report in compute-sanitizer's output, as (kind, its own words in one sentence)."""
+    lines = [line.removeprefix("=========").strip() for line in said.splitlines() if line.startswith("=========")]
+    for i, line in enumerate(lines):
+        kind = next((kind for pattern, kind in _REPORTS if re.search(pattern, line)), None)
+        if kind:
+            more = [text for text in lines[i + 1 : i + 4] if text and not text.startswith(("Saved", "Host", "Device"))]
+            return [(kind, f"compute-sanitizer ({tool}): {'; '.join([line, *more])}.")]
+    return []
