@@ -194,7 +194,7 @@ def _simulation(low: float, high: float, sets: int = 0, **disturbed) -> object:
         device = {
             "seed": draw.integer(0, 2**31),
             "launch_us": draw.random.uniform(4.0, 7.0),
-            "noise": 0.01,
+            "noise": 0.03,
             "compile_us": draw.random.uniform(2e4, 8e4) if disturbed.get("compile") else 0.0,
             "interrupted": disturbed.get("interrupted", 0),
             "l2_bytes": l2 if disturbed.get("l2") else 0,
@@ -265,14 +265,14 @@ REPAIR_TIMER = Exercise(
     drive=_drive,
     judge=_judge_timer,
     cases=(
-        Case("an undisturbed device", _simulation(400, 900), seen=True),
-        Case("a first call that compiles", _simulation(400, 900, compile=True)),
-        Case("inputs of which several sets fit in L2", _simulation(400, 900, l2=True)),
-        Case("one call in 30 is interrupted", _simulation(400, 900, interrupted=30)),
-        Case("again, one call in 30 is interrupted", _simulation(400, 900, interrupted=30)),
-        Case("two sets of inputs, each larger than L2", _simulation(400, 900, sets=2, compile=True, l2=True)),
-        Case("all of these at once", _simulation(400, 900, compile=True, l2=True, interrupted=30)),
-        Case("all of these, another device", _simulation(400, 900, compile=True, l2=True, interrupted=30)),
+        Case("an undisturbed device", _simulation(600, 1500), seen=True),
+        Case("a first call that compiles", _simulation(600, 1500, compile=True)),
+        Case("inputs of which several sets fit in L2", _simulation(600, 1500, l2=True)),
+        Case("one call in 30 is interrupted", _simulation(600, 1500, interrupted=30)),
+        Case("again, one call in 30 is interrupted", _simulation(600, 1500, interrupted=30)),
+        Case("two sets of inputs, each larger than L2", _simulation(600, 1500, sets=2, compile=True, l2=True)),
+        Case("all of these at once", _simulation(600, 1500, compile=True, l2=True, interrupted=30)),
+        Case("all of these, another device", _simulation(600, 1500, compile=True, l2=True, interrupted=30)),
     ),
     hints=(
         "Compare the table's rows: each device does one thing that the first does not. The sign of the error says "
