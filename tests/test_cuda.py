@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from helpers import cuda, machine, traffic
+from helpers.cuda import translate
 
 DEVICE = machine.device()
 on_cpu = pytest.mark.skipif(machine.gpu(), reason="what a GPU does with this kernel is undefined")
@@ -69,6 +70,22 @@ __global__ void two_barriers(int* x) {
     __syncthreads();
   else
     __syncthreads();
+}
+__global__ void tree_in_if(int* x) {
+  __shared__ int s[64];
+  int t = threadIdx.x;
+  s[t] = x[t];
+  __syncthreads();
+  for (int half = 32; half > 0; half /= 2)
+    if (t < half) {
+      s[t] = s[t] + s[t + half];
+      __syncthreads();
+    }
+}
+__global__ void beyond(const float* x, float* out, int n) {
+  if (threadIdx.x >= n) return;
+  float other = __shfl_down_sync(0xffffffffu, x[threadIdx.x], 4);
+  out[threadIdx.x] = fmaxf(x[threadIdx.x], other);
 }
 __global__ void checked(const int* x) {
   assert(x[threadIdx.x] < 5);
@@ -394,6 +411,16 @@ def test_shared_memory_is_not_zero_at_first(kernels):
     out = zeros(32)
     kernels.get_function("unset")((1,), (32,), (out,))
     assert out.isnan().all()
+    for order, sign in (("reverse", 1), ("shuffle", -1)):  # a maximum, a minimum would pass over a NaN
+        kernels.get_function("unset")((1,), (32,), (out,), order=order)
+        assert (sign * out > 1e38).all()
+
+
+@on_cpu
+def test_what_a_lane_that_has_returned_would_have_said_is_not_used_unseen(kernels):
+    x, out = torch.arange(32.0), zeros(32)
+    kernels.get_function("beyond")((1,), (32,), (x, out, 28), order="reverse")
+    assert out[:24].tolist() == x[4:28].tolist() and (out[24:28] > 1e38).all()
 
 
 @on_cpu
@@ -419,6 +446,12 @@ def test_out_of_bounds_names_line_and_array(kernels):
         ),
         ("lost_lanes", cuda.Deadlock, "if (threadIdx.x % 2)", "lanes of its warp that are named in the mask"),
         ("two_barriers", cuda.Deadlock, "if (threadIdx.x < 32)", "different __syncthreads"),
+        (
+            "tree_in_if",
+            cuda.Deadlock,
+            "s[t] = s[t] + s[t + half]",
+            r"in an `if`; 32 threads wait here, and thread \(32, 0, 0\) .* returned",
+        ),
         ("checked", cuda.AssertFailed, None, "assertion `x.threadIdx.x. < 5` failed"),
         ("divide", cuda.KernelError, None, "divides an integer by zero"),
     ],
@@ -600,3 +633,20 @@ except cuda.Deadlock as found:
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout.strip() == str(line_of("else") + 1), run.stderr
+
+
+def test_barriers_that_stand_in_a_branch():
+    """Those of an `if` and an `else`, with and without braces and loops between; none that an `#if` holds."""
+    code = """
+    if (a) { for (int i = 0; i < n; i++) { f(); __syncthreads(); } }  // 1
+    __syncthreads();
+    if (b) while (c) __syncthreads();  // 2
+    else { if (d()) e(); __syncthreads(); }  // 3
+    for (;;) { if (x) continue; __syncthreads(); }
+#if (Y)
+    __syncthreads();
+#endif
+    if constexpr (N > 1) __syncthreads();
+    """
+    found = [line for line in translate.to_cpp(code, [], []).splitlines() if "cc_syncthreads_in_if()" in line]
+    assert [line[-1] for line in found] == ["1", "2", "3"]

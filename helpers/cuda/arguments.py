@@ -44,7 +44,7 @@ def declared(code: str, kernel: str, count: int) -> tuple[Declared, ...]:
     name = re.escape(re.sub(r"<.*", "", kernel, flags=re.S).split("::")[-1].strip())
     text = without_comments(code)
     for m in re.finditer(rf"\b__global__\b[^;{{}}]*?\b{name}\s*\(", text):
-        inside = text[m.end() : _closing(text, m.end() - 1)]
+        inside = text[m.end() : closing(text, m.end() - 1)]
         parts = [p for p in _split(inside) if p.strip()]
         if len(parts) == count:
             return tuple(_declaration(p) for p in parts)
@@ -60,7 +60,7 @@ def without_comments(code: str) -> str:
     return re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', blank, code, flags=re.S)
 
 
-def _closing(text: str, opening: int) -> int:
+def closing(text: str, opening: int) -> int:
     depth = 0
     for i in range(opening, len(text)):
         depth += {"(": 1, ")": -1}.get(text[i], 0)

@@ -49,7 +49,12 @@ def raise_for(outcome: Outcome, library: Library, kernel: str, code: str, names:
     elif f.fault == abi.DEADLOCK:
         kind = Deadlock
         message = f"{where} waits for lanes of its warp that are named in the mask and never reach this call."
-        if f.other_line:
+        if f.text == b"left":
+            message = (
+                f"this __syncthreads() stands in an `if`; {f.waiting} threads wait here, and {where} returned without "
+                "coming here: undefined on a GPU."
+            )
+        elif f.other_line:
             message = (
                 message[:-1] + f"; {f.waiting} threads of its block wait at __syncthreads() in line {f.other_line}."
             )

@@ -66,6 +66,7 @@
 #define free(p) cc_free(p)
 #define __trap() cc_trap(__LINE__)
 #define __syncthreads() ((void)cc_sync_block(__LINE__, 0, 0))
+#define cc_syncthreads_in_if() ((void)cc_sync_block(__LINE__, 0, 1))  // so named by translate.py
 #define __syncthreads_count(p) cc_sync_block(__LINE__, (p) != 0, 0)
 #define __syncthreads_or(p) (cc_sync_block(__LINE__, (p) != 0, 0) != 0)
 #define __syncthreads_and(p) (cc_sync_block(__LINE__, (p) == 0, 0) == 0)

@@ -138,8 +138,8 @@ void run_block(Worker* w, const std::vector<unsigned>& order) {
   memset(w->waiting, 0, sizeof w->waiting);
   memset(w->active, 0, sizeof w->active);
   memset(w->gone, 0, sizeof w->gone);
-  if (w->shared_high > w->shared_low) memset((void*)w->shared_low, 0xff, w->shared_high - w->shared_low);
-  if (l->shared_bytes) memset((void*)w->dynamic_low, 0xff, l->shared_bytes);
+  if (w->shared_high > w->shared_low) memset((void*)w->shared_low, POISON[l->order], w->shared_high - w->shared_low);
+  if (l->shared_bytes) memset((void*)w->dynamic_low, POISON[l->order], l->shared_bytes);
   U3 b = l->block;
   for (unsigned i = 0; i < n; i++) {
     Fiber* f = w->stacks.fiber(i);
@@ -293,16 +293,17 @@ unsigned cc_grid_size(int axis) { return (&self()->worker->launch->grid.x)[axis]
 int cc_lane() { return lane_of(self()); }
 void* cc_dynamic_shared() { return (void*)self()->worker->dynamic_low; }
 
-int cc_sync_block(int line, int value, int) {
+int cc_sync_block(int line, int value, int in_if) {
   Fiber* f = self();
   Worker* w = f->worker;
   f->line = line;
   if (w->at_block && w->block_line != line) fail_at_line(f, MIXED_BARRIERS, w->block_line, "block", line);
-  w->block_line = line;
+  w->block_line = line, w->block_in_if = in_if;
   w->total += value;
   f->state = AT_BLOCK;
   if (++w->at_block == w->live) release_block(w);
   else to_worker(f);
+  if (w->stop->load(std::memory_order_relaxed)) abandon(f);
   return f->result;
 }
 

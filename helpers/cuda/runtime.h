@@ -99,7 +99,7 @@ __attribute__((const)) unsigned cc_block_size(int axis);
 __attribute__((const)) unsigned cc_grid_size(int axis);
 __attribute__((const)) int cc_lane();
 __attribute__((const)) void* cc_dynamic_shared();
-int cc_sync_block(int line, int value, int op);
+int cc_sync_block(int line, int value, int in_if);
 void cc_sync_warp(unsigned mask, int line);
 uint64_t cc_exchange(unsigned mask, uint64_t value, int source, int op, int line);
 unsigned cc_vote(unsigned mask, uint64_t value, int op, int line);

@@ -13,6 +13,15 @@ void warp_met(Worker* w, unsigned warp, unsigned lanes);
 void block_met(Worker* w);
 
 void release_block(Worker* w) {
+  if (w->block_in_if && w->live < w->threads) {  // threads went past a barrier in an `if`, and then returned
+    unsigned i = 0;
+    while (w->stacks.fiber(i)->state != FINISHED) i++;
+    if (Failure* out = first_failure(w, w->stacks.fiber(i), DEADLOCK)) {
+      out->line = w->block_line, out->waiting = w->at_block;
+      snprintf(out->text, sizeof out->text, "left");
+    }
+    return;
+  }
   for (unsigned i = 0; i < w->threads; i++) {
     Fiber* f = w->stacks.fiber(i);
     if (f->state == AT_BLOCK) f->state = READY, f->result = w->total;
@@ -63,7 +72,7 @@ bool try_warp(Worker* w, unsigned warp, unsigned mask) {
     f->result = all;
     if (f->operation == SHUFFLE_OP) {
       bool there = f->source >= 0 && f->source < (int)WARP && (lanes >> f->source & 1);
-      f->result = there ? w->stacks.fiber(warp * WARP + f->source)->value : POISON;
+      f->result = there ? w->stacks.fiber(warp * WARP + f->source)->value : 0x0101010101010101 * POISON[w->launch->order];
     } else if (f->operation == MATCH) {
       f->result = 0;
       for (unsigned o = lanes; o; o &= o - 1) {

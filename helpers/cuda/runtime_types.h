@@ -5,7 +5,9 @@
 constexpr unsigned WARP = 32, MOST_THREADS = 1024;
 constexpr uintptr_t STACK = 128 << 10;  // a power of two: a fiber finds itself from its stack pointer
 constexpr uint32_t TURN = 1 << 20;      // accesses after which a fiber gives others a turn (spin locks)
-constexpr uint64_t POISON = ~0ull;      // what uninitialised shared memory holds: NaN, -1
+// What each byte of uninitialised shared memory holds, by order: NaN and -1; as comparisons, fmaxf and fminf may pass
+// over a NaN, a very large number, and one far below zero.
+constexpr unsigned char POISON[] = {0xff, 0x7f, 0xfe};
 
 enum State : uint8_t { READY, AT_BLOCK, AT_WARP, AT_ACTIVE, FINISHED };
 
@@ -65,6 +67,7 @@ struct Worker {
   uint64_t block_number;
   unsigned threads, live, at_block, block_operation;
   int block_line;
+  bool block_in_if;
   bool mixed;
   unsigned total, other_total;
   unsigned waiting[WARP], active[WARP], gone[WARP];  // lanes by warp: at a warp barrier, at __activemask, finished

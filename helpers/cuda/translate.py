@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from .arguments import without_comments
+from .arguments import closing, without_comments
 from .nvrtc import FILE, CompileError
 
 NOT_ON_A_CPU = "This CUDA C compiles for a GPU, but the CPU runner cannot run it."
@@ -44,7 +44,7 @@ def to_cpp(code: str, entries: Sequence[str], variables: Sequence[str]) -> str:
     head += '#include "runner.h"\n'
     text = _ANSWERED.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), code)
     text = re.sub(r"(__shared__\s+)alignas\s*\(", r"\1__align__(", text)
-    text = _dynamic_shared(text)
+    text = _dynamic_shared(_barriers_in_branches(text))
     # kernels may bear names that C's library uses (div, index), so the compiler sees them under others
     head += "".join(f"#define {name} cc_kernel_{name}\n" for name in entries if name.isidentifier())
     tail = [f"CC_ENTRY({i}, {name})" for i, name in enumerate(entries)] + [f"CC_VARIABLE({v})" for v in variables]
@@ -67,6 +67,30 @@ def variables(code: str) -> list[str]:
                 out.append(name[1])
         depth += m["end"] == "{"
     return list(dict.fromkeys(out))
+
+
+def _barriers_in_branches(text: str) -> str:
+    """`__syncthreads()` in the branch of an `if` gets a name of its own: all threads of a block must come to it, where
+    one that stands in no branch may be reached by those only that have not returned."""
+    bare, out, last = without_comments(text), [], 0
+    branches, branch, depth, skip = [False], False, 0, 0  # of open braces; of the statement that is read; parentheses
+    for m in re.finditer(r"(?<![#\w])(?<!# )if\s*\(|\belse\b|\b__syncthreads(?=\s*\()|[{};()]", bare):
+        if m.start() < skip:
+            continue
+        if m[0] == "{":
+            branches.append(branch or branches[-1])
+        elif m[0] == "}":
+            branches = branches[:-1] or [False]
+        elif m[0] in "()":
+            depth += 1 if m[0] == "(" else -1
+        elif m[0] == "__syncthreads" and (branch or branches[-1]):
+            out += [text[last : m.start()], "cc_syncthreads_in_if"]
+            last = m.end()
+        elif m[0] != "__syncthreads" and m[0] != ";":
+            branch, skip = True, closing(bare, m.end() - 1) + 1 if m[0] != "else" else 0
+        if m[0] in "{}" or (m[0] == ";" and depth == 0):
+            branch = False
+    return "".join([*out, text[last:]])
 
 
 def _dynamic_shared(text: str) -> str:
