@@ -158,6 +158,12 @@ def epilogue_reference(x, w, b):
     return (exact + torch.nn.functional.gelu(linear, approximate="tanh")) / 2
 
 
+def epilogue_careless(x, w, b):
+    """GELU by a sigmoid: near, and another function."""
+    linear = x @ w.mT + b
+    return linear * torch.sigmoid(1.702 * linear)
+
+
 def _up(batch, tokens, n, k, x=lambda t: t, w=lambda t: t, kind=""):
     """x (batch, tokens, k), w (n, k) so that outputs are about 1, b (n)."""
 
@@ -181,7 +187,8 @@ EPILOGUE = Exercise(
     form="kernel",
     made_of="torch",
     reference=epilogue_reference,
-    allow=ANY,
+    low=epilogue_careless,
+    allow=ANY | {"_addmm_activation"},
     cases=(
         Case("two sequences of 24 tokens", _up(2, 24, 96, 64), seen=True),
         Case("odd sizes", _up(3, 7, 29, 53), seen=True),
@@ -408,6 +415,12 @@ def grouped_heads_reference(q, keys, bias, scale):
     return scale * torch.einsum("bhd,bhsd->bhs", q, repeated) + bias
 
 
+def grouped_heads_scale(q, keys, bias, scale):
+    # What is added up: a sum near zero of a large product and a large bias is as far off as these allow.
+    size = grouped_heads_reference(q, keys, torch.zeros_like(bias), scale).abs() + bias.abs()
+    return torch.maximum(size, size.mean(-1, keepdim=True))
+
+
 def _decode(batch, groups, share, d, length, room=0, scale=0.125, x=lambda t: t):
     """q (batch, groups * share, d), keys (batch, groups, length, d) as the begin of a cache with more room, bias."""
 
@@ -441,6 +454,7 @@ GROUPED_HEADS = Exercise(
     form="rewrite",
     made_of="torch",
     reference=grouped_heads_reference,
+    scale=grouped_heads_scale,
     allow=ANY,
     cases=(
         Case("two sequences, 8 heads over 2 groups", _decode(2, 2, 4, 16, 21), seen=True),
