@@ -162,8 +162,13 @@ def _called(thing: Any) -> str:
     if isinstance(thing, tuple | list):
         return f"a {type(thing).__name__} of {len(thing)}"
     if isinstance(thing, dict):
-        return f"a dict with the keys {', '.join(map(repr, thing))}"
-    return f"{thing!r}"
+        return short(f"a dict with the keys {', '.join(map(repr, thing))}")
+    return short(repr(thing))
+
+
+def short(text: str, most: int = 300) -> str:
+    """The beginning of a text that is long."""
+    return text if len(text) <= most else f"{text[:most]} …"
 
 
 def _layout(name: str, want, dtype, have, said: dict) -> Finding | None:
@@ -283,8 +288,9 @@ def _plain(want: Any, have: Any, rtol: float, name: str) -> list[Finding]:
         shown = ""
     else:
         number = isinstance(have, int | float) and not isinstance(have, bool)
-        right = number and (have == want or math.isclose(have, want, rel_tol=rtol))
-        shown = f", {have / want:.3g} times what it should be" if number and not right and want and have else ""
+        finite = number and abs(have) < 1e300  # an int may be larger than every float
+        right = number and have == want or finite and math.isclose(have, want, rel_tol=rtol)
+        shown = f", {have / want:.3g} times what it should be" if finite and not right and want and have else ""
     return (
         []
         if right

@@ -15,7 +15,7 @@ import torch
 from .. import ROOT, child, locks, machine, reveal, source, stage
 from ..exercises import Case, Draw, Exercise, travelling
 from . import rules, sanitizer
-from .compare import compare, tensors
+from .compare import compare, short, tensors
 from .verdict import UNJUDGED, Finding, Verdict
 
 GAP = re.compile(r"raise NotImplementedError|#\s*error\b")
@@ -278,7 +278,7 @@ class Trial:
                 how = {"again": "on a second call with other values in the same tensors"}.get(message["order"], "")
                 if message["order"] in stage.ORDERS[1:]:
                     how = f"with threads taken in {message['order']} order"
-                return [self.told(f, case, how) for f in findings]
+                return [self.told(f, case, how, inputs) for f in findings]
         return []
 
     def judged(self, mode: str, case: Case, inputs: tuple, message: dict, blobs: list) -> list[Finding]:
@@ -354,7 +354,10 @@ class Trial:
                 return [Finding(limit.kind, said, {limit.fact: fact, "most": most})]
         return []
 
-    def told(self, finding: Finding, case: Case, how: str = "") -> Finding:
+    def told(self, finding: Finding, case: Case, how: str = "", inputs: tuple = ()) -> Finding:
+        """The finding, and how to see it again; plain inputs are shown, since they can be worked out on paper."""
+        if inputs and not self.exercise.drive and not tensors(inputs):
+            how = short(f"{how} for {', '.join(map(repr, inputs))}".strip(), 400)
         where = f"{case.about}{f', {how}' if how else ''}; seed {self.seed}"
         details = finding.details | {"case": case.about, "seed": self.seed}
         return dataclasses.replace(finding, message=f"{finding.message} (Case: {where}.)", details=details)

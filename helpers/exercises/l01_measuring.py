@@ -99,7 +99,7 @@ def _chain(*parts):
         for low, high, bound, unit, count in parts:
             for _ in range(count):
                 us = draw.random.uniform(low, high) * machine["launch_us"]
-                kernels.append(_kernel(draw, machine, us, bound or draw.random.choice(("memory", "arithmetic")), unit))
+                kernels.append(_kernel(draw, machine, us, bound or draw.random.choice(("memory", "compute")), unit))
         return kernels, machine
 
     return inputs
@@ -123,12 +123,12 @@ PREDICT_TIME = Exercise(
     cases=(
         Case("the addition and the product of the table", _example, seen=True),
         Case("one kernel, more time for its bytes", _chain((20, 90, "memory", "fp32", 1))),
-        Case("one kernel, more time for its fp32 arithmetic", _chain((20, 90, "arithmetic", "fp32", 1))),
-        Case("one kernel, more time for its fp16 arithmetic", _chain((20, 90, "arithmetic", "fp16", 1))),
+        Case("one kernel, more time for its fp32 arithmetic", _chain((20, 90, "compute", "fp32", 1))),
+        Case("one kernel, more time for its fp16 arithmetic", _chain((20, 90, "compute", "fp16", 1))),
         Case("a copy: no arithmetic", lambda draw: ([{"bytes": 10**8, "flops": 0, "unit": "fp32"}], _machine(draw))),
         Case(
             "one kernel, bound by memory, then one by arithmetic",
-            _chain((9, 20, "memory", "fp32", 1), (9, 20, "arithmetic", "fp16", 1)),
+            _chain((9, 20, "memory", "fp32", 1), (9, 20, "compute", "fp16", 1)),
         ),
         Case("many kernels, all longer than a launch", _chain((2, 9, "", "", 12))),
         Case("many kernels, all shorter than a launch", _chain((0.1, 0.8, "", "", 40))),
@@ -339,9 +339,9 @@ HONEST_TIMER = Exercise(
 def _placed(kernel, machine):
     peak = machine[kernel["unit"]]
     intensity = kernel["flops"] / kernel["bytes"]
-    memory, arithmetic = kernel["bytes"] / machine["copy"] * 1e6, kernel["flops"] / peak * 1e6
-    reached = max(memory, arithmetic) / kernel["us"]
-    verdict = "memory" if memory >= arithmetic else "arithmetic"
+    memory, compute = kernel["bytes"] / machine["copy"] * 1e6, kernel["flops"] / peak * 1e6
+    reached = max(memory, compute) / kernel["us"]
+    verdict = "memory" if memory >= compute else "compute"
     if reached > 1.05:
         verdict = "impossible"
     elif reached < 0.5:
@@ -386,21 +386,21 @@ ROOFLINE = Exercise(
         Case("the addition of the picture", _example_kernel, seen=True),
         Case("left of the ridge, near the roof", _measured("memory", 0.7, 0.99, "fp32")),
         Case("left of the ridge, fp16", _measured("memory", 0.6, 0.99, "fp16")),
-        Case("right of the ridge, near the roof", _measured("arithmetic", 0.7, 0.99, "fp16")),
-        Case("right of the ridge, fp32", _measured("arithmetic", 0.6, 0.99, "fp32")),
+        Case("right of the ridge, near the roof", _measured("compute", 0.7, 0.99, "fp16")),
+        Case("right of the ridge, fp32", _measured("compute", 0.6, 0.99, "fp32")),
         Case(
             "left of a ridge that lies far to the right",
             _measured("memory", 0.7, 0.99, "fp16", other=0.5, copy=0.3e12, fp16=900e12),
         ),
         Case(
             "right of a ridge that lies far to the left",
-            _measured("arithmetic", 0.7, 0.99, "fp32", other=0.5, copy=5e12, fp32=8e12),
+            _measured("compute", 0.7, 0.99, "fp32", other=0.5, copy=5e12, fp32=8e12),
         ),
         Case("left of the ridge, far below the roof", _measured("memory", 0.05, 0.45)),
-        Case("right of the ridge, far below the roof", _measured("arithmetic", 0.05, 0.45)),
+        Case("right of the ridge, far below the roof", _measured("compute", 0.05, 0.45)),
         Case("a little above the roof", _measured("memory", 1.005, 1.04)),
         Case("above the slope", _measured("memory", 1.1, 2.5)),
-        Case("above the flat roof", _measured("arithmetic", 1.1, 2.5)),
+        Case("above the flat roof", _measured("compute", 1.1, 2.5)),
         Case("a copy: no operations", _measured("memory", 0.7, 0.99, "fp32", flops=False)),
         Case("a copy that is too fast", _measured("memory", 1.2, 3.0, "fp32", flops=False)),
     ),
@@ -410,7 +410,7 @@ ROOFLINE = Exercise(
         "The roof at an intensity is the lower of the flat one (the unit's rate) and the slope (intensity times the "
         "copy's rate). The share reached is the least time over the measured one, which also works for a copy, where "
         "a share of FLOP/s would be 0 over 0. Look at the share first: above the roof, or far below it, no roof binds.",
-        "memory = bytes / copy; arithmetic = flops / rate of the unit; reached = the larger, in µs, over us. If "
+        "memory = bytes / copy; compute = flops / rate of the unit; reached = the larger, in µs, over us. If "
         "reached > 1.05: impossible; if reached < 0.5: neither; else the name of the larger.",
     ),
     core=True,
