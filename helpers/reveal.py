@@ -9,6 +9,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType, FunctionType
@@ -81,6 +82,20 @@ class Generated:
     kernels: list[str]
     extern_calls: list[str]
     graphs: int = 1
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What torch.compile handed to its backend over some calls, and what the graphs returned.
+
+    `breaks`: "the line: why" for each graph break of a call. `opaque`: nodes that no compiler can look into: operators
+    from outside PyTorch, functions let into the graph unread, numbers that the host waits for.
+    """
+
+    graphs: int
+    breaks: list[str]
+    opaque: list[str]
+    outputs: list
 
 
 def triton(
@@ -176,6 +191,59 @@ def inductor(fn, *args, run=True) -> Generated:
         kernels += re.findall(launch, calls)
         externs += re.findall(r"\b(extern_kernels\.\w+|torch\.ops\.\w+\.\w+(?:\.\w+)?)\(", calls)
     return Generated("\n\n".join(codes), kernels, externs, len(codes))
+
+
+def graphs(make: Callable, calls: Sequence[tuple]) -> Traced:
+    """Trace what `make()` returns through all of `calls`, tuples of arguments; nothing is generated.
+
+    `make` is called for each look, so that a state which changes from call to call begins anew. What torch.compile
+    has learnt in this process is forgotten, before and after.
+    """
+    import torch
+
+    taken, breaks = [], []
+
+    def fresh():
+        torch._dynamo.reset()
+        fn = make()
+        return lambda *args: fn(*args)
+
+    def backend(graph, example_inputs):
+        taken.append(graph)
+        return graph.forward
+
+    with torch.no_grad():
+        compiled = torch.compile(fresh(), backend=backend)
+        outputs, count = [compiled(*args) for args in calls], len(taken)
+        for reason in torch._dynamo.explain(fresh())(*calls[-1]).break_reasons:
+            breaks.append(f"{reason.user_stack[-1].line}: {reason.reason.splitlines()[0]}")
+        if not breaks:  # explain is silent on a break with no operator before it
+            try:
+                torch.compile(fresh(), backend=backend, fullgraph=True)(*calls[-1])
+            except torch._dynamo.exc.TorchDynamoException as refused:
+                lines = re.findall(r'File "[^"]*", line \d+, in .*\n +(.*)', str(refused))
+                breaks.append(": ".join([*lines[-1:], str(refused).splitlines()[0]]))
+    torch._dynamo.reset()
+    return Traced(count, breaks, sorted({n for graph in taken for n in _opaque(graph)}), outputs)
+
+
+def _opaque(graph) -> list[str]:
+    names = []
+    for node in (n for part in graph.modules() if hasattr(part, "graph") for n in part.graph.nodes):
+        target = node.target
+        if node.op == "call_method":
+            hidden = target in ("item", "tolist", "numpy", "cpu")
+        elif node.op == "call_function":
+            home = getattr(target, "namespace", "") or getattr(target, "__module__", "") or "torch"
+            if home == "higher_order":
+                hidden = target.name() not in ("cond", "while_loop", "autograd_function_apply", "invoke_subgraph")
+            else:
+                hidden = home.partition(".")[0] not in ("aten", "prims", "torch", "_operator", "builtins", "math")
+        else:
+            hidden = False
+        if hidden:
+            names.append(target if isinstance(target, str) else getattr(target, "__name__", str(target)))
+    return names
 
 
 class _Written(BaseException):
