@@ -88,12 +88,14 @@ class Generated:
 class Traced:
     """What torch.compile handed to its backend over some calls, and what the graphs returned.
 
-    `breaks`: "the line: why" for each graph break of a call. `opaque`: nodes that no compiler can look into: operators
-    from outside PyTorch, functions let into the graph unread, numbers that the host waits for.
+    `breaks`: "the line: why" for each graph break of the last call. `recompiled`: what the first call assumed and the
+    next to be compiled did not keep ("fn.position == 0"), where nothing broke. `opaque`: nodes that no compiler can
+    look into: operators from outside PyTorch, functions let into the graph unread, numbers that the host waits for.
     """
 
     graphs: int
     breaks: list[str]
+    recompiled: str
     opaque: list[str]
     outputs: list
 
@@ -174,8 +176,10 @@ def inductor(fn, *args, run=True) -> Generated:
 
     plain_save = GraphLowering.save_output_code
     GraphLowering.save_output_code = staticmethod(save)
+    # code that nobody compiles: no need to try which vector instructions g++ can make, nor to look it up on disk
+    quick = {} if run else {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
     try:
-        with show.working("torch.compile"):
+        with show.working("torch.compile"), torch._inductor.config.patch(quick):
             torch.compile(_fresh(fn))(*args)
     except _Written:
         pass  # this is how run=False ends
@@ -201,7 +205,7 @@ def graphs(make: Callable, calls: Sequence[tuple]) -> Traced:
     """
     import torch
 
-    taken, breaks = [], []
+    taken, breaks, recompiled = [], [], ""
 
     def fresh():
         torch._dynamo.reset()
@@ -223,8 +227,17 @@ def graphs(make: Callable, calls: Sequence[tuple]) -> Traced:
             except torch._dynamo.exc.TorchDynamoException as refused:
                 lines = re.findall(r'File "[^"]*", line \d+, in .*\n +(.*)', str(refused))
                 breaks.append(": ".join([*lines[-1:], str(refused).splitlines()[0]]))
+        if count > 1 and not breaks:
+            with torch._dynamo.config.patch(error_on_recompile=True):
+                compiled = torch.compile(fresh(), backend=backend)
+                try:
+                    for args in calls:
+                        compiled(*args)
+                except torch._dynamo.exc.RecompileError as refused:
+                    failed = re.search(r"- 0/0: (.*?)\s*(?:#|$)", str(refused), re.MULTILINE)
+                    recompiled = failed[1] if failed else ""
     torch._dynamo.reset()
-    return Traced(count, breaks, sorted({n for graph in taken for n in _opaque(graph)}), outputs)
+    return Traced(count, breaks, recompiled, sorted({n for graph in taken for n in _opaque(graph)}), outputs)
 
 
 def _opaque(graph) -> list[str]:

@@ -11,7 +11,7 @@ LIMIT = 8.0
 
 # ---- what-fuses ---------------------------------------------------------------------------------------------------
 
-FUSING = '''\
+FUSING = """\
 import torch
 
 
@@ -45,7 +45,7 @@ def project(x, w):
 
 def gated_pair(x, v, w):
     return torch.relu(x @ v) * (x @ w)
-'''
+"""
 """The functions asked about; every argument and result is a square matrix."""
 
 
@@ -74,7 +74,9 @@ def judge_fusing(inputs, outputs, facts):
     pairs = isinstance(outputs, dict) and all(isinstance(p, tuple | list) and len(p) == 2 for p in outputs.values())
     if not pairs or set(outputs) != set(seen):
         asked = ", ".join(f"`{name}`" for name in seen)
-        return [("wrong-answer", f"The answer must be a dict with a pair (launches, matrices written) for each of {asked}.")]
+        return [
+            ("wrong-answer", f"The answer must be a dict with a pair (launches, matrices written) for each of {asked}.")
+        ]
     wrong = [
         f"the {what} of `{name}`"
         for name in seen
@@ -90,34 +92,39 @@ def judge_fusing(inputs, outputs, facts):
 def both_ways(answer, weights, calls):
     """A model's outputs for each of `calls`, compiled and eager, and what torch.compile saw of it."""
     import torch
+    from torch.utils._pytree import tree_map
 
     from helpers import reveal
 
     # compiled first: what an eager run might leave behind is not there yet
     traced = reveal.graphs(lambda: answer(*weights), [(x,) for x in calls])
     with torch.no_grad():
-        model = answer(*weights)
-        eager = [model(x) for x in calls]
-    facts = {"graphs": traced.graphs, "breaks": traced.breaks, "opaque": traced.opaque}
-    return (traced.outputs, eager), facts
+        model, slots, eager = answer(*weights), {}, []
+        for x in calls:  # one tensor takes all the calls of a shape: a remembered result would be found out
+            slot = slots.setdefault(x.shape, x.clone())
+            # a copy of each result: it may be a view of what the next call changes
+            eager.append(tree_map(lambda out: torch.as_tensor(out).clone(), model(slot.copy_(x))))
+    compiled = tree_map(torch.as_tensor, traced.outputs)
+    facts = {name: getattr(traced, name) for name in ("graphs", "breaks", "recompiled", "opaque")}
+    return (compiled, eager), facts
 
 
 def judge_graphs(inputs, outputs, facts):
     """One graph that the compiler can see through, compiled once for all calls."""
-    graphs, calls = facts["graphs"], len(inputs[1])
     if facts["breaks"]:
         places = "; ".join(f"`{line}` ({why})" for line, _, why in (b.rpartition(": ") for b in facts["breaks"]))
         return [("graph-break", f"torch.compile has to stop and let Python go on at {places}.")]
     if facts["opaque"]:
         names = ", ".join(f"`{name}`" for name in facts["opaque"])
         return [("graph-break", f"The graph holds {names}, which the compiler cannot look into: a break out of sight.")]
-    if not graphs:
-        return [("graph-break", "None of the model's operators reach the compiler.")]
-    if graphs > 1:
+    if not facts["graphs"]:
+        return [("graph-break", "None of the operators reach the compiler.")]
+    if facts["graphs"] > 1:
+        said = f": it had assumed `{facts['recompiled']}`" if facts["recompiled"] else ""
         return [
             (
                 "too-many-kernels",
-                f"{calls} calls with tensors of the same shapes took {graphs} compilations, each with kernels of its own.",
+                f"Tensors of the same shapes took {facts['graphs']} compilations, each with kernels of its own{said}.",
             )
         ]
     return []
@@ -171,9 +178,9 @@ def sunk(draw, tokens, width):
 
 
 def silent(draw: Draw):
-    """Weights and inputs for which no hidden unit is positive."""
+    """Weights and inputs for which no hidden unit is positive; one token."""
     up, down = -draw(16, 24, kind="normal").abs(), draw(24, 16, kind="normal")
-    return (up, down), [draw(5, 16, kind="normal").abs().clamp(0.1, 6.0), 10 + draw(5, 16, kind="normal").abs()]
+    return (up, down), [draw(1, 16, kind="normal").abs().clamp(0.1, 6.0), 10 + draw(1, 16, kind="normal").abs()]
 
 
 graph_breaks = Exercise(
@@ -186,14 +193,13 @@ graph_breaks = Exercise(
     made_of="torch",
     cases=(
         Case("one call below the limit, one above", block_inputs(8, 16, 24, calm, loud), seen=True),
-        Case("rare outliers, zeros", block_inputs(33, 24, 40, drawn, zero, calm), kind="outliers"),
-        Case("one token; the peak is negative", block_inputs(1, 16, 24, calm, sunk)),
-        Case("no hidden unit is positive", silent),
+        Case("rare outliers, then zeros", block_inputs(33, 24, 40, drawn, zero), kind="outliers"),
         Case(
-            "all above the limit, stored column by column",
-            block_inputs(7, 16, 24, lambda d, t, w: turned(d(t, w)), lambda d, t, w: turned(calm(d, t, w))),
+            "all far above the limit, then a negative peak; stored column by column",
+            block_inputs(7, 16, 24, lambda *of: turned(drawn(*of)), lambda *of: turned(sunk(*of))),
             kind="offset",
         ),
+        Case("one token, no hidden unit is positive", silent),
         Case("4096 tokens of 1024", block_inputs(4096, 1024, 2048, calm, loud), mode="gpu"),
     ),
     reference=capped_block,
@@ -202,16 +208,247 @@ graph_breaks = Exercise(
     judge=judge_graphs,
     hints=(
         "Four lines of `forward` ask for something that only the device knows, or do something that is no tensor "
-        "operation. The verdict names those at which the compiler had to stop; mend one and look at the next.",
-        "A number that stays on the device is a tensor of one element: it divides, multiplies and compares just as well. "
-        "An `if` over it becomes a formula that is right on both sides (what is the factor when the peak is small?). "
-        "A mean over a selection is a sum over everything, with zeros where nothing was selected, divided by a count.",
-        "factor = LIMIT / peak, but at most 1 (`clamp`)  ·  no print  ·  after `relu` all that is not positive is zero, "
-        "so the sum over `active` is the sum over `h`; the count is the sum of `h > 0`, but at least 1.",
+        "operation. The verdict names the lines at which the compiler had to stop: mend these, and check again.",
+        "A number that stays on the device is a tensor of one element: it divides, multiplies and compares just as "
+        "well. An `if` over it becomes a formula that is right on both sides: which factor leaves a small input as it "
+        "is? A mean over a selection is a sum in which the rest is zero, over a count.",
+        "factor = LIMIT / peak, but at most 1 (`clamp`); no print. After `relu` all that was not selected is zero, so "
+        "the sum of `active` is the sum of `h`; its length is the sum of `h > 0`, here at least 1.",
     ),
     core=True,
     seconds=60,
 )
 
 
-EXERCISES = (graph_breaks,)
+def decoded(weights, calls):
+    """See `one-compilation`: (outputs compiled, outputs eager), one of shape (width) a token."""
+    qkv, _ = weights
+    keys, values, out = [], [], []
+    for x in calls:
+        q, k, v = (qkv @ x).chunk(3)
+        keys.append(k)
+        values.append(v)
+        out.append(torch.softmax(torch.stack(keys) @ q / len(q) ** 0.5, 0) @ torch.stack(values))
+    return out, out
+
+
+def decoder_inputs(tokens, room, width):
+    def inputs(draw: Draw):
+        return (draw(3 * width, width, kind="normal") / width**0.5, room), [draw(width) for _ in range(tokens)]
+
+    return inputs
+
+
+one_compilation = Exercise(
+    name="one-compilation",
+    lab=LAB,
+    rung="compiler",
+    entry="SteadyDecoder",
+    title="A decoder that is compiled once, not once a token",
+    form="rewrite",
+    made_of="torch",
+    cases=(
+        Case("5 tokens in a cache of 9", decoder_inputs(5, 9, 8), seen=True),
+        Case("4 tokens fill the cache", decoder_inputs(4, 4, 13), kind="outliers"),
+        Case("6 tokens in a cache of 31", decoder_inputs(6, 31, 16), kind="integers"),
+        Case("one token, a cache of one", decoder_inputs(1, 1, 5)),
+        Case("7 tokens in a cache of 4096", decoder_inputs(7, 4096, 128), mode="gpu"),
+    ),
+    reference=decoded,
+    allow=frozenset({"*"}),
+    drive=both_ways,
+    judge=judge_graphs,
+    hints=(
+        "A compiled function belongs to what it assumed: shapes, and the values of Python numbers that it read. "
+        "Which of both changes with each token here? The verdict says what the first compilation had assumed.",
+        "Let the position be a tensor, and let every step work on the whole cache, whose shape never changes. Slots "
+        "that are not filled yet must get no weight in the softmax. Indexing with a tensor of no dimensions asks for "
+        "its value; a comparison with the numbers of all slots does not.",
+        "slots = arange(room). Write: where slots == position, the new key, else the old one. Attend: scores of all "
+        "slots, -inf where slots > position, softmax, times all values. Then position + 1.",
+    ),
+    seconds=60,
+)
+
+
+# ---- view-chain, few-launches -------------------------------------------------------------------------------------
+
+
+def compiled_cost(answer, *inputs):
+    """The result, compiled and eager, and what torch.compile made of the function: launches and their bytes."""
+    import torch
+
+    from helpers import ledger, reveal
+
+    traced = reveal.graphs(lambda: answer, [inputs])
+    facts = {name: getattr(traced, name) for name in ("graphs", "breaks", "recompiled", "opaque")}
+    with torch.no_grad():
+        eager = answer(*inputs)
+        if traced.graphs == 1 and not traced.breaks:
+            launches = ledger.compiled(reveal.inductor(answer, *inputs, run=False).code)
+            silent = [launch.name for launch in launches if launch.reads is None or launch.writes is None]
+            facts |= {"launches": len(launches), "silent": silent, "moved": 0 if silent else ledger.total(launches)}
+            facts["library"] = sum(launch.kind == "library" for launch in launches)
+    return (traced.outputs[0], eager), facts
+
+
+def cost_judge(launches, products, least):
+    """A judge of what `compiled_cost` counted. least: called with the inputs, bytes of the best answer known."""
+
+    def judge(inputs, outputs, facts):
+        if found := judge_graphs(inputs, outputs, facts):
+            return found
+        if not facts["library"]:
+            said = (
+                "No product is left to the library: one of sums and products in a generated kernel uses no tensor core."
+            )
+            return [("too-slow", said)]
+        if facts["launches"] > launches or facts["library"] > products:
+            said = (
+                f"Compiled, it launches {facts['launches']} kernels, {facts['library']} of them products of the "
+                f"library; {launches} with {products} are enough."
+            )
+            return [("too-many-kernels", said)]
+        if facts["silent"]:
+            said = f"Compiled, it gathers pieces with {facts['silent'][0]}, whose bytes cannot be told: copy no pieces."
+            return [("too-many-bytes", said)]
+        bound = least(*inputs)
+        if facts["moved"] > 1.05 * bound:
+            said = f"Compiled, its launches move {facts['moved']:,} bytes; {bound:,} are enough."
+            return [("too-many-bytes", said)]
+        return []
+
+    return judge
+
+
+def projected(q, w, gain):
+    """See `view-chain`: (result compiled, result eager)."""
+    y = torch.einsum("bthd,hdc->bthc", q, w).flatten(2) * gain
+    return (y * torch.sigmoid(y),) * 2
+
+
+def projection_inputs(batch, tokens, heads, width, out):
+    def inputs(draw: Draw):
+        w = draw(heads, width, out, kind="normal") / width**0.5
+        return draw(batch, tokens, heads, width), w, 1 + draw(heads * out, kind="normal")
+
+    return inputs
+
+
+def projection_bytes(q, w, gain):
+    """The product reads q and w and writes y; one kernel reads y and the gain and writes the result."""
+    y = q.shape[0] * q.shape[1] * gain.numel()
+    return 4 * (q.numel() + w.numel() + y + y + gain.numel() + y)
+
+
+view_chain = Exercise(
+    name="view-chain",
+    lab=LAB,
+    rung="compiler",
+    entry="head_projection",
+    title="A matrix for each head, without copies",
+    form="rewrite",
+    made_of="torch",
+    cases=(
+        Case("3 sequences of 10 tokens, 4 heads", projection_inputs(3, 10, 4, 16, 8), seen=True),
+        Case("an odd number of everything", projection_inputs(5, 7, 3, 11, 13), kind="outliers"),
+        Case("one token of each sequence", projection_inputs(6, 1, 5, 8, 12), kind="offset"),
+        Case("8 sequences of 512 tokens", projection_inputs(8, 512, 16, 128, 64), mode="gpu"),
+    ),
+    reference=projected,
+    allow=frozenset({"*"}),
+    drive=compiled_cost,
+    judge=cost_judge(launches=2, products=1, least=projection_bytes),
+    hints=(
+        "Which of the lines that only move things (`transpose`, `expand`, `reshape`) can be done by strides alone? "
+        "Write down the strides of `q` after `transpose(1, 2)`: can batch and head become one dimension?",
+        "`bmm` takes three dimensions, each with a stride of its own. All tokens of all sequences use the same matrix "
+        "of a head. So the head alone is the batch of the product; which two dimensions of `q` lie one behind the "
+        "other and can be merged without a copy?",
+        "q: (B, T, H, D) viewed as (B·T, H, D), its first two dimensions swapped; the product with w gives "
+        "(H, B·T, C); swap back, then bring it into the shape of the result. The kernel that multiplies by `gain` "
+        "reads any order.",
+    ),
+    core=True,
+    seconds=60,
+)
+
+
+def adapted(x, a, b, which):
+    """See `few-launches`: (result compiled, result eager)."""
+    return (torch.einsum("tr,tro->to", torch.einsum("tw,trw->tr", x, a[which]), b[which]),) * 2
+
+
+def adapter_inputs(tokens, width, rank, out, adapters):
+    def inputs(draw: Draw):
+        a, b = draw(adapters, rank, width), draw(adapters, rank, out)
+        return draw(tokens, width), a, b, draw.integers(0, adapters, tokens, dtype=torch.int64)
+
+    return inputs
+
+
+def adapter_bytes(x, a, b, which):
+    """Product, mask, product: between them (tokens, adapters * rank) goes to memory and back, twice."""
+    between = len(x) * a.shape[0] * a.shape[1]
+    return 4 * (x.numel() + a.numel() + 4 * between + b.numel() + len(x) * b.shape[2]) + 8 * len(x)
+
+
+few_launches = Exercise(
+    name="few-launches",
+    lab=LAB,
+    rung="compiler",
+    entry="mixed_adapters",
+    title="Tokens of many adapters in two products",
+    form="rewrite",
+    made_of="torch",
+    cases=(
+        Case("40 tokens, 5 adapters of rank 4", adapter_inputs(40, 64, 4, 48, 5), seen=True),
+        Case("small integers", adapter_inputs(23, 33, 3, 29, 7), kind="integers", exact=True),
+        Case("2 tokens, more adapters than that", adapter_inputs(2, 40, 2, 24, 9), kind="outliers"),
+        Case("256 tokens, 8 adapters of rank 16", adapter_inputs(256, 1024, 16, 1024, 8), mode="gpu"),
+    ),
+    reference=adapted,
+    allow=frozenset({"*"}),
+    drive=compiled_cost,
+    judge=cost_judge(launches=4, products=2, least=adapter_bytes),
+    hints=(
+        "The compiler fuses what lies between products, never two products. How many products does the loop make, "
+        "and what are the shapes of `a[i].T` and `b[i]`?",
+        "Lay the low-rank matrices of all adapters side by side: one product gives every token its small vector in "
+        "every adapter, which is cheap as the rank is small. Then wipe out what is not the token's own; a second "
+        "product adds up what is left.",
+        "h = x times the transpose of a viewed as (adapters · rank, width): (tokens, adapters · rank). Column j "
+        "belongs to adapter j // rank: zero it where that is not which[token]. h times b viewed as "
+        "(adapters · rank, out).",
+    ),
+    seconds=60,
+)
+
+
+# -------------------------------------------------------------------------------------------------------------------
+
+what_fuses = Exercise(
+    name="what-fuses",
+    lab=LAB,
+    rung="compiler",
+    entry="what_fuses",
+    title="Predict launches, and what reaches memory",
+    form="prediction",
+    made_of="python",
+    cases=(Case("matrices of 64 × 64", lambda draw: (FUSING, 64), seen=True),),
+    drive=look_inside,
+    judge=judge_fusing,
+    hints=(
+        "Take the lines one after another and ask of each result: who reads it, and can the kernel that makes it go "
+        "on with the next line?",
+        "Pointwise lines run together into one kernel, through views too, and so does a reduction of a row with what "
+        "follows it. A product of matrices is the library's own launch: what it reads and what it writes must be in "
+        "memory. A result that is returned is written, whoever else reads it.",
+        "For each function: launches = products + groups of lines between products; matrices written = one for each "
+        "product + what a product reads and no argument is + what is returned and no product has written.",
+    ),
+    core=True,
+    seconds=60,
+)
+
+EXERCISES = (what_fuses, graph_breaks, view_chain, one_compilation, few_launches)
