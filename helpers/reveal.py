@@ -5,11 +5,13 @@ cannot compile it; registers and spills are what ptxas said, SASS is read by the
 """
 
 import itertools
+import logging
 import re
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType, FunctionType
@@ -216,7 +218,7 @@ def graphs(make: Callable, calls: Sequence[tuple]) -> Traced:
         taken.append(graph)
         return graph.forward
 
-    with torch.no_grad():
+    with torch.no_grad(), _only_errors("torch._dynamo"):  # it warns of what is returned here
         compiled = torch.compile(fresh(), backend=backend)
         outputs, count = [compiled(*args) for args in calls], len(taken)
         for reason in torch._dynamo.explain(fresh())(*calls[-1]).break_reasons:
@@ -238,6 +240,17 @@ def graphs(make: Callable, calls: Sequence[tuple]) -> Traced:
                     recompiled = failed[1] if failed else ""
     torch._dynamo.reset()
     return Traced(count, breaks, recompiled, sorted({n for graph in taken for n in _opaque(graph)}), outputs)
+
+
+@contextmanager
+def _only_errors(logger: str):
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _opaque(graph) -> list[str]:

@@ -51,6 +51,8 @@ def gated_pair(x, v, w):
 
 def look_inside(answer, text, side):
     """The prediction, and what torch.compile makes of each function in `text` on side × side matrices of fp32."""
+    import contextlib
+    import io
     import types
 
     import torch
@@ -61,7 +63,8 @@ def look_inside(answer, text, side):
     matrices = [torch.randn(side, side, device=machine.device()) for _ in range(3)]
     seen = {}
     for fn in functions:
-        code = reveal.inductor(fn, *matrices[: fn.__code__.co_argcount], run=False).code
+        with contextlib.redirect_stdout(io.StringIO()):  # its sign of life is not the answer's print
+            code = reveal.inductor(fn, *matrices[: fn.__code__.co_argcount], run=False).code
         launches = ledger.compiled(code)
         # a kernel's own few numbers a row are no matrix, and rounding drops them
         seen[fn.__name__] = [len(launches), round(sum(launch.writes for launch in launches) / (4 * side * side))]
@@ -276,6 +279,9 @@ one_compilation = Exercise(
 
 def compiled_cost(answer, *inputs):
     """The result, compiled and eager, and what torch.compile made of the function: launches and their bytes."""
+    import contextlib
+    import io
+
     import torch
 
     from helpers import ledger, reveal
@@ -285,7 +291,9 @@ def compiled_cost(answer, *inputs):
     with torch.no_grad():
         eager = answer(*inputs)
         if traced.graphs == 1 and not traced.breaks:
-            launches = ledger.compiled(reveal.inductor(answer, *inputs, run=False).code)
+            with contextlib.redirect_stdout(io.StringIO()):  # its sign of life is not the answer's print
+                code = reveal.inductor(answer, *inputs, run=False).code
+            launches = ledger.compiled(code)
             silent = [launch.name for launch in launches if launch.reads is None or launch.writes is None]
             facts |= {"launches": len(launches), "silent": silent, "moved": 0 if silent else ledger.total(launches)}
             facts["library"] = sum(launch.kind == "library" for launch in launches)
