@@ -9,6 +9,7 @@ that are refused. Which operators ran, and what is stale, shows at run time and 
 import ast
 import re
 import string
+from collections import defaultdict
 from collections.abc import Iterator
 
 from ..exercises import Exercise
@@ -51,6 +52,10 @@ class _Rules:
         self.extra = {f"torch.{n}" for n in exercise.allow | ({"compile"} & exercise.modules)}
         self.builtins = names.BUILTINS | (names.BUILTINS_OF_KERNELS if self.is_kernel else {})
         self.aliases: dict[tuple[Scope, str], set[str]] = {}
+        self.bound: dict[str, list[tuple[Scope, ast.AST]]] = defaultdict(list)
+        for scope, name, node in self.text.bindings:
+            self.bound[name].append((scope, node))
+        self.jitted: set[ast.FunctionDef] = set()
         self.found: set[tuple[int, str]] = set()
 
     def findings(self) -> list[tuple[int, str]]:
@@ -60,9 +65,10 @@ class _Rules:
                 check(node)
         for scope, name, node in self.text.bindings:
             self._binding(scope, name, node)
-        jitted = [n for n in self.nodes if isinstance(n, ast.FunctionDef) and self._is_jitted(n)]
-        for function in jitted if self.exercise.made_of == "triton" else ():
-            self._triton_kernel(function)
+        if self.exercise.made_of == "triton":
+            self._learn_kernels()
+            for function in self.jitted:
+                self._triton_kernel(function)
         if self.is_kernel and self.exercise.form not in ("prediction", "choice"):
             self._made_of()
         return sorted(self.found)
@@ -302,7 +308,7 @@ class _Rules:
 
     def _is_definition(self, scope: Scope, name: str) -> bool:
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        return any(s is scope and n == name and isinstance(node, kinds) for s, n, node in self.text.bindings)
+        return any(home is scope and isinstance(node, kinds) for home, node in self.bound[name])
 
     def _Subscript(self, node: ast.Subscript) -> None:
         if not isinstance(node.ctx, ast.Load):
@@ -398,17 +404,21 @@ class _Rules:
 
     # ---- kernels ----
 
-    def _is_jitted(self, node: ast.FunctionDef) -> bool:
+    def _learn_kernels(self) -> None:
+        """The functions that triton.jit gets, as a decorator or by a call."""
+
         def is_jit(made: ast.AST) -> bool:
             return "triton.jit" in self._paths(made.func if isinstance(made, ast.Call) else made)
 
-        calls = (n for n in self.nodes if isinstance(n, ast.Call) and is_jit(n) and n.args)
-        by_call = any(isinstance(c.args[0], ast.Name) and c.args[0].id == node.name for c in calls)
-        return by_call or any(is_jit(made) for made in node.decorator_list)
+        calls = [n for n in self.nodes if isinstance(n, ast.Call) and n.args and is_jit(n)]
+        given = {call.args[0].id for call in calls if isinstance(call.args[0], ast.Name)}
+        functions = [n for n in self.nodes if isinstance(n, ast.FunctionDef)]
+        self.jitted = {n for n in functions if n.name in given or any(map(is_jit, n.decorator_list))}
 
     def _triton_kernel(self, function: ast.FunctionDef) -> None:
         """The body of a Triton kernel: interpreted it is Python, which a GPU has not."""
         body = [n for statement in function.body for n in ast.walk(statement)]
+        inside = {*body, *ast.walk(function.args)}
         for node in body:
             match node:
                 case ast.Subscript(ctx=ast.Store() | ast.Del()):
@@ -420,7 +430,7 @@ class _Rules:
                 case ast.Attribute():
                     self._attribute_in_kernel(node)
                 case ast.Name(ctx=ast.Load()):
-                    self._name_in_kernel(node, function)
+                    self._name_in_kernel(node, inside)
 
     def _refuse_in_kernel(self, node: ast.AST, what: str, instead: str) -> None:
         self.say(node, f"In a kernel, {what[0].lower()}{what[1:]}", instead)
@@ -432,22 +442,20 @@ class _Rules:
         elif not roots and node.attr not in names.IN_A_KERNEL:
             self._refuse_in_kernel(node, f"`{node.attr}` is used", "use the operations of tl")
 
-    def _name_in_kernel(self, node: ast.Name, function: ast.FunctionDef) -> None:
+    def _name_in_kernel(self, node: ast.Name, inside: set[ast.AST]) -> None:
         call = self.text.parent[node]
         is_called = isinstance(call, ast.Call) and call.func is node
         holders = list(self.text.scope_of[node].holders(node.id))
-        bound = [made for scope, name, made in self.text.bindings if name == node.id and scope in holders]
+        bound = [made for scope, made in self.bound[node.id] if scope in holders]
         if self._paths(node):
             return
         if not bound:
             if is_called and node.id not in names.CALLED_IN_A_KERNEL:
                 self._refuse_in_kernel(node, f"`{node.id}` is called", "use the operations of tl")
             return
-        inside = {*ast.walk(function)}
         for made in bound:
             if isinstance(made, ast.FunctionDef):
-                is_fine = self._is_jitted(made) or self._is_constexpr_function(made)
-                if not is_fine:
+                if made not in self.jitted and not self._is_constexpr_function(made):
                     self._refuse_in_kernel(node, f"`{node.id}` is used", "decorate that function with @triton.jit")
             elif made in inside:
                 if is_called:
