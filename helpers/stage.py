@@ -185,6 +185,10 @@ ALLOCATES = {
 }
 
 
+_ANSWERS = {"_local_scalar_dense": "item", "equal": "equal"}
+"""Operators that launch nothing and give Python a value, with their names in Python."""
+
+
 class Watch(ledger.Watch):
     """Notes the operators that an answer sends to PyTorch, and gives it guarded, poisoned memory."""
 
@@ -206,7 +210,37 @@ class Watch(ledger.Watch):
                 self.given.append(out)
         elif len(self.launches) > before:  # what only makes a view launches nothing
             self.operators.append(name)
+        elif name in _ANSWERS:
+            self.operators.append(_ANSWERS[name])
         return out
+
+
+@contextmanager
+def _noting_text(watch: Watch):
+    """Note as an operator, `repr`, what turns a tensor into text: torch does that with every watch set aside."""
+    plain = torch._tensor_str._str
+
+    def noting(*args, **named):
+        watch.operators.append("repr")
+        return plain(*args, **named)
+
+    torch._tensor_str._str = noting
+    try:
+        yield
+    finally:
+        torch._tensor_str._str = plain
+
+
+def _watched(modes: list, function):
+    """`function`, an answer's own that a launch calls back, under the watch that is set aside for the launch."""
+
+    def call(*args):
+        with ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode)
+            return function(*args)
+
+    return call if callable(function) else function
 
 
 @dataclass
@@ -253,8 +287,8 @@ def _watch_triton(launches: Launches, interpreted: bool) -> None:
         def run(self, *args, **named):
             if not named.get("warmup"):
                 launches.kernels.append(self.fn.__name__)
-            with _disable_current_modes():
-                return plain_run(self, *args, **named)
+            with _disable_current_modes() as modes:
+                return plain_run(self, *args, **named | {"grid": _watched(modes, named.get("grid"))})
 
         triton.runtime.JITFunction.run = run
         return
@@ -264,7 +298,8 @@ def _watch_triton(launches: Launches, interpreted: bool) -> None:
 
     def __call__(self, *args, **named):
         launches.kernels.append(self.fn.__name__)
-        with _disable_current_modes():
+        with _disable_current_modes() as modes:
+            self.grid = _watched(modes, self.grid)
             wanted = _to_compile(self, args, named)
             if wanted not in launches.to_compile:
                 launches.to_compile.append(wanted)
@@ -301,6 +336,8 @@ def _spelled(value) -> str:
     value = getattr(value, "value", value)  # inside tl.constexpr
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
+    if type(value) is tuple and "?" not in (parts := [_spelled(v) for v in value]):
+        return f"({''.join(f'{part}, ' for part in parts)})"
     name = getattr(value, "name", "")  # tl.float16
     return f"triton.language.dtype({name!r})" if type(value).__name__ == "dtype" else "?"
 
@@ -395,6 +432,7 @@ class Play:
             if not driven:
                 stack.enter_context(torch.no_grad() if self.job["made_of"] != "python" else nullcontext())
                 stack.enter_context(watch)
+                stack.enter_context(_noting_text(watch))
             out = answer(*arguments)
         if self.gpu:
             torch.cuda.synchronize()

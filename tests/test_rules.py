@@ -5,8 +5,9 @@ import textwrap
 import pytest
 
 from helpers import source
+from helpers.checks import judge
 from helpers.checks.rules import broken, broken_cuda
-from helpers.exercises import Exercise
+from helpers.exercises import Case, Exercise
 
 
 def exercise(made_of, entry="answer", **more):
@@ -708,6 +709,60 @@ def test_cheats_around_torch_are_found(about):
 )
 def test_cheats_in_plain_python_are_found(text):
     assert judged("python", text, form="prediction")
+
+
+PLUS_ONE = Exercise(
+    "plus-one", "05_x", "triton", "answer", "", "kernel", "triton",
+    cases=(Case("a few", lambda draw: (draw(70),)),), hints=("", "", ""), reference=lambda x: x + 1,
+)  # fmt: skip
+
+AT_RUN_TIME = {
+    "in the grid": """
+        def answer(x):
+            out = torch.empty_like(x)
+            def grid(meta):
+                out.copy_(x + 1)
+                return (1,)
+            kernel[grid](out, out, 0, BLOCK=16)
+            return out
+        """,
+    "number by number": """
+        def answer(x):
+            out = torch.tensor([float(x[i]) + 1 for i in range(x.shape[0])])
+            kernel[(1,)](out, out, 0, BLOCK=16)
+            return out
+        """,
+    "by way of text": """
+        def value(bits):
+            exponent, fraction = bits >> 23 & 255, bits & 0x7FFFFF
+            return (-1 if bits < 0 else 1) * (1 + fraction * 2.0**-23) * 2.0 ** (exponent - 127)
+        def answer(x):
+            text = f"{x.view(torch.int32)}"
+            inside = text[text.index("[") + 1 : text.index("]")]
+            out = torch.tensor([value(int(part)) + 1 for part in inside.split(",")])
+            kernel[(1,)](out, out, 0, BLOCK=16)
+            return out
+        """,
+    "in what the kernel is given": """
+        @triton.jit
+        def odd(x_ptr, out_ptr, n, more, BLOCK: tl.constexpr):
+            offset = tl.arange(0, BLOCK)
+            tl.store(out_ptr + offset, tl.load(x_ptr + offset, mask=offset < n) + 1, mask=offset < n)
+        def answer(x):
+            out = torch.empty_like(x)
+            odd[(1,)](x, out, x.numel(), [x], BLOCK=128)
+            return out
+        """,
+}
+
+
+@pytest.mark.parametrize("about", AT_RUN_TIME)
+def test_what_the_text_does_not_tell_shows_at_run_time(about):
+    text = TRITON + textwrap.dedent(AT_RUN_TIME[about])
+    assert broken(text, PLUS_ONE) == []
+    verdict = judge(PLUS_ONE, text)
+    assert verdict.passed is False
+    assert verdict.findings[0].kind == ("compile" if "given" in about else "forbidden")
 
 
 def test_a_forbidden_operator_is_named():

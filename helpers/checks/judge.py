@@ -29,7 +29,7 @@ MEMORY_BYTES = 4 << 30
 """What an answer may allocate on the CPU beyond the packages."""
 
 MOST_COMPILED = 4
-"""Variants of an answer's kernels (constants, types) that are compiled for a GPU."""
+"""Variants of each of an answer's kernels (constants, types) that are compiled for a GPU."""
 
 
 def judge(
@@ -325,6 +325,9 @@ class Trial:
         operators = facts.get("operators", [])
         if exercise.made_of in ("triton", "cuda"):
             wrong = [n for n in operators if n not in exercise.allow | {"fill_", "zero_"} and "*" not in exercise.allow]
+            if "repr" in wrong:
+                said = "The answer turns a tensor into text, in print or an f-string: print it in a cell of its own."
+                return [Finding("forbidden", said)]
             what = "Triton" if exercise.made_of == "triton" else "CUDA"
             if wrong:
                 called = ", ".join(f"torch's `{n}`" for n in dict.fromkeys(wrong))
@@ -394,13 +397,20 @@ class Trial:
         for launch in wanted:
             types = {n: t.partition(":")[0] for n, t in launch["types"].items()}
             unique[json.dumps(launch | {"types": types}, sort_keys=True)] = launch | {"types": types}
-        launches = list(unique.values())
-        if len(launches) > MOST_COMPILED:  # the first and the last ones: the smallest and the largest constants
-            launches = launches[: MOST_COMPILED // 2] + launches[-(MOST_COMPILED // 2) :]
+        by_kernel: dict[str, list[dict]] = {}
+        for launch in unique.values():
+            by_kernel.setdefault(launch["kernel"], []).append(launch)
+        launches = []
+        for variants in by_kernel.values():  # the first and the last ones: the smallest and the largest constants
+            half = MOST_COMPILED // 2
+            launches += variants if len(variants) <= MOST_COMPILED else variants[:half] + variants[-half:]
         for launch in launches:
-            if "?" in [*launch["types"].values(), *launch["constants"].values()]:
-                self.unchecked.append(f"{launch['kernel']} compiled for a GPU: an argument of it has no spelling")
-                continue
+            odd = [n for n, said in [*launch["types"].items(), *launch["constants"].items()] if said == "?"]
+            if odd:
+                said = f"`{launch['kernel']}` is launched with something as `{odd[0]}` that no GPU can be given"
+                return [
+                    Finding("compile", f"{said}: pass tensors, numbers, and as constants also texts and tl's types.")
+                ]
             try:
                 reveal.compiled(
                     self.text,
