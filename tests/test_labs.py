@@ -1,12 +1,13 @@
 """Labs are built from solutions, and nothing else: what is taken out, what is kept, what is refused."""
 
+import re
 import subprocess
 import sys
 
 import nbformat
 import pytest
 
-from helpers import ROOT, labs, notebooks
+from helpers import ROOT, checks, exercises, labs, notebooks
 
 PYTHON = """\
 @triton.jit
@@ -206,3 +207,37 @@ def test_the_course_holds_the_labs_that_its_solutions_make():
         [sys.executable, "-m", "helpers", "labs", "--check"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- the labs of the course ---------------------------------------------------------------------------------------
+
+each_exercise = pytest.mark.parametrize("exercise", exercises.every().values(), ids=lambda exercise: exercise.name)
+HINT = re.compile(r"<details><summary>Hint \d: [^<]+</summary>\n\n(.*?)\s*</details>", re.DOTALL)
+
+
+def test_every_solution_has_exercises_three_of_them_core():
+    core = {path.stem: 0 for path in labs.sources()}
+    assert {exercise.lab for exercise in exercises.every().values()} == set(core)
+    for exercise in exercises.every().values():
+        core[exercise.lab] += exercise.core
+    assert set(core.values()) == {3}
+
+
+@each_exercise
+def test_an_exercise_has_its_cells(exercise):
+    """The answer and the check as nbgrader knows them, and beneath them the hints that a repeated finding offers."""
+    cells = notebooks.read(ROOT / "solutions" / f"{exercise.lab}.ipynb").cells
+    ids = [cell.metadata.get("nbgrader", {}).get("grade_id", "") for cell in cells]
+    answer, check = (ids.index(name) for name in (exercise.name, f"{exercise.name}-check"))
+    assert cells[answer].metadata["nbgrader"] == meta(exercise.name)["nbgrader"]
+    graded = meta(f"{exercise.name}-check", grade=True, locked=True, points=exercise.points, solution=False)
+    assert cells[check].metadata["nbgrader"] == graded["nbgrader"]
+    assert cells[check].source == f'check("{exercise.name}", {exercise.entry})'
+    beneath = next(cell for cell in cells[check:] if "<details>" in cell.source)
+    assert tuple(HINT.findall(beneath.source)) == exercise.hints
+
+
+@each_exercise
+def test_an_unsolved_exercise_is_not_attempted(exercise):
+    verdict = checks.check_file(exercise, ROOT / "labs" / f"{exercise.lab}.ipynb")
+    assert (verdict.passed, verdict.kind) == (False, "not-attempted"), verdict

@@ -1,4 +1,4 @@
-"""What every saved lesson keeps to: canonical form, readable ids, no measured number in prose, sound links."""
+"""What every lesson, lab and solution keeps to: canonical form, readable ids, no measured number, sound links."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 
 from helpers import ROOT, notebooks
 
-LESSONS = notebooks.lessons()
-each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+LESSONS = [*notebooks.lessons(), *sorted((ROOT / "labs").glob("*.ipynb"))]
+each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 PAGES = [p for p in [*LESSONS, *ROOT.glob("*.md"), *(ROOT / "notebooks").glob("*.md")] if p.exists()]
 
 
@@ -33,11 +33,12 @@ def test_saved_in_canonical_form(path):
 
 @each_lesson
 def test_cell_ids_name_the_lesson_and_the_place(path):
-    number = path.name[:2]
+    """l for a lesson, x for a lab."""
+    number, letter = path.name[:2], "l" if path.parent.name == "notebooks" else "x"
     ids = [cell.id for cell in read(path).cells]
     assert len(set(ids)) == len(ids)
-    odd = [i for i in ids if not re.fullmatch(rf"[lx]{number}-[a-z0-9]+(-[a-z0-9]+)*", i)]
-    assert not odd, f"such as l{number}-softmax-3, not {odd}"
+    odd = [i for i in ids if not re.fullmatch(rf"{letter}{number}-[a-z0-9]+(-[a-z0-9]+)*", i)]
+    assert not odd, f"such as {letter}{number}-softmax-3, not {odd}"
 
 
 @each_lesson
@@ -86,7 +87,7 @@ def test_what_counts_as_a_measured_number():
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:href|src)=\"([^\"]+)\"")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_links_lead_somewhere(path):
     broken = []
     for target in filter(None, (a or b for a, b in LINK.findall(prose(path)))):
@@ -117,7 +118,7 @@ def test_lessons_link_only_to_what_is_copied_into_work(path):
     assert not outside
 
 
-def test_the_readme_lists_every_lesson():
+def test_the_readme_lists_every_lesson_and_lab():
     readme = prose(ROOT / "README.md")
-    missing = [path.name for path in (ROOT / "notebooks").glob("*.ipynb") if f"](notebooks/{path.name})" not in readme]
-    assert not missing
+    names = {f"{path.parent.name}/{path.name}" for path in LESSONS if path.parent.name != "solutions"}
+    assert not {name for name in names if f"]({name})" not in readme}
