@@ -6,8 +6,7 @@ import pytest
 
 from helpers.checks import judge
 from helpers.exercises import every
-
-from .answers import GROUPS, as_judged, solved, written
+from tests.answers import GROUPS, as_judged, solved, written
 
 ANSWERS = written()
 LEAST = {"right": 2, "broken": 8, "cheat": 3}
