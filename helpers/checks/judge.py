@@ -5,6 +5,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -353,7 +354,8 @@ class Trial:
                 continue
             fact, most = facts[limit.fact], limit.most(*inputs)
             if fact > most * (1 + 1e-9):
-                said = limit.says.format(fact=_amount(fact), most=_amount(most))
+                ran = _counted(facts.get("operators", []))
+                said = limit.says.format(fact=_amount(fact), most=_amount(most), operators=ran)
                 return [Finding(limit.kind, said, {limit.fact: fact, "most": most})]
         return []
 
@@ -529,6 +531,11 @@ def _bits(data: torch.Tensor, said: dict) -> torch.Tensor:
 
 def _travel(function) -> dict | None:
     return {"text": travelling(function), "name": function.__name__} if function else None
+
+
+def _counted(names: list[str]) -> str:
+    """Names in the order in which they first occur, with how often: "clone, mm ×3"."""
+    return ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in Counter(names).items())
 
 
 def _amount(value: float) -> str:

@@ -23,13 +23,15 @@ def _limits(launches: int, most_bytes) -> tuple[Limit, Limit]:
             "launches",
             lambda *inputs: launches,
             "too-many-kernels",
-            "The answer starts {fact} operators where {most} will do: each of the others costs a launch and a trip.",
+            "The answer launches {fact} operators ({operators}) where {most} will do: each of the others costs a "
+            "launch and a trip through memory.",
         ),
         Limit(
             "bytes",
             most_bytes,
             "too-many-bytes",
-            "The operators must move {fact} bytes where {most} will do: something is copied, widened or repeated.",
+            "What the answer launches ({operators}) must move {fact} bytes where {most} will do: something is widened "
+            "or repeated.",
         ),
     )
 
