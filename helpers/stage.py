@@ -29,7 +29,8 @@ from .interpreter import span
 POISON = b"\xd5\xff"
 """What unwritten memory holds: not a number in every floating-point type, an unlikely number in every other."""
 
-_PATTERN = int.from_bytes(POISON, "little", signed=True)
+AROUND = b"\xd3\xff"
+"""What lies around inputs and between their elements: as unlikely, and not taken for what nobody wrote."""
 
 GUARD_BYTES = 1024
 """Poisoned memory before and behind each input and each tensor that an answer allocates."""
@@ -127,7 +128,7 @@ def frames(memory: memoryview):
 # ---- guarded memory -----------------------------------------------------------------------------------------------
 
 
-def guarded(size: tuple, stride: tuple, dtype: torch.dtype, device: str) -> torch.Tensor:
+def guarded(size: tuple, stride: tuple, dtype: torch.dtype, device: str, poison: bytes = POISON) -> torch.Tensor:
     """A poisoned tensor of this layout between poisoned guard zones; its storage holds nothing else."""
     item = dtype.itemsize
     reach = sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if 0 not in size else 0
@@ -138,14 +139,14 @@ def guarded(size: tuple, stride: tuple, dtype: torch.dtype, device: str) -> torc
     else:
         memory = torch.empty(whole, dtype=torch.uint8, device=device)
     for part in [memory] if nbytes <= SPARSE_BYTES else [memory[:GUARD_BYTES], memory[-GUARD_BYTES:]]:
-        part.view(torch.int16).fill_(_PATTERN)
+        part.view(torch.int16).fill_(int.from_bytes(poison, "little", signed=True))
     data = memory[GUARD_BYTES : GUARD_BYTES + nbytes].view(dtype)
     return data.as_strided(size, stride)
 
 
 def laid_out(values: torch.Tensor, stride: tuple, device: str) -> torch.Tensor:
     """`values` in guarded memory with these strides."""
-    out = guarded(tuple(values.shape), stride, values.dtype, device)
+    out = guarded(tuple(values.shape), stride, values.dtype, device, AROUND)
     with torch.no_grad():
         out.copy_(values)
     return out
@@ -174,7 +175,7 @@ def strayed(tensor: torch.Tensor) -> list[int]:
 
 
 def _poisoned(memory: torch.Tensor) -> torch.Tensor:
-    return torch.full_like(memory.view(torch.int16), _PATTERN).view(torch.uint8)
+    return torch.full_like(memory.view(torch.int16), int.from_bytes(POISON, "little", signed=True)).view(torch.uint8)
 
 
 # ---- watching -----------------------------------------------------------------------------------------------------
@@ -443,6 +444,8 @@ class Play:
         facts["threads"] = threading.active_count() - before
         found: list[torch.Tensor] = []
         tree = encode(out, found)
+        memory = {t.untyped_storage().data_ptr() for t in tensors}
+        facts["views"] = sum(t.untyped_storage().data_ptr() in memory for t in found)  # of inputs
         left = [_about(t) for t in found]
         blobs = [as_bytes(t) if t.numel() * t.element_size() <= SHIPPED_BYTES else memoryview(b"") for t in found]
         watched = GUARD_BYTES and self.job["made_of"] != "python"
@@ -482,7 +485,7 @@ class Play:
         if isinstance(log, list):
             facts["sectors"] = sum(t.sectors for t in log)
             facts["bytes"] = sum(t.bytes_read + t.bytes_written for t in log)
-            facts["bank_ways"] = max([a.ways for t in log for a in t if a.space == "shared"], default=1.0)
+            facts["bank_ways"] = max([a.ways for t in log for a in t if a.space == "shared"], default=0.0)
         elif log is not None:
             facts["sectors"] = log.sectors
             facts["bytes"] = log.bytes_read + log.bytes_written

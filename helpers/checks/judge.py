@@ -300,7 +300,7 @@ class Trial:
             findings = compare(self.exercise, case, inputs, tree, about)
         if self.exercise.judge and not findings:
             findings = [Finding(k, said) for k, said in self.exercise.judge(inputs, tree, facts)]
-        empty = bool(about) and not any(t.numel() for t in outputs)
+        empty = (bool(about) and not any(t.numel() for t in outputs)) or not all(t.numel() for t in tensors(inputs))
         counted = [] if findings else self.composed(facts, empty) or self.limited(mode, inputs, facts)
         return caught("values", findings) or caught("counts", counted)
 
@@ -318,8 +318,8 @@ class Trial:
         return []
 
     def composed(self, facts: dict, empty: bool) -> list[Finding]:
-        """Whether the answer is made of what is asked for: its operators, and, for a result that is not `empty`,
-        kernels of its own."""
+        """Whether the answer is made of what is asked for: its operators, memory of its own, and, unless there is
+        nothing to do (`empty`), kernels of its own."""
         exercise = self.exercise
         if facts.get("threads"):
             return [Finding("forbidden", "The answer left a thread running: its work must be done when it returns.")]
@@ -337,6 +337,8 @@ class Trial:
                 return [
                     Finding("forbidden", f"No {what} kernel was launched: the kernel is what the exercise asks for.")
                 ]
+            if facts["views"] and not (exercise.drive or empty):
+                return [Finding("forbidden", "The result lies in an input's memory: write it into memory of its own.")]
         elif operators:
             wrong = [n for n in operators if n in exercise.forbid]
             if "*" not in exercise.allow and exercise.allow:
