@@ -116,8 +116,8 @@ class Limit:
     """The most that a counted fact may be, in a case. Facts by what the answer is made of:
 
     triton, cuda: "launches"; "bytes" and "sectors" that its kernels ask for; cuda also "bank_ways", the worst of its
-    shared accesses (1.0: no conflict; 0.0: there are none). torch: "launches" (operators that launch something) and "bytes" that these
-    must move. What `drive` returns as facts counts too. Both modes count them on the CPU, so they are exact.
+    shared accesses (1.0: no conflict; 0.0: there are none). torch: "launches" (operators that launch something) and
+    "bytes" that these must move. What `drive` returns as facts counts too. Both modes count on the CPU, so exactly.
     most: called with the case's inputs. kind: of the finding. says: one sentence with {fact}, {most} and, if it likes,
     {operators}: the PyTorch operators that launched something.
     """
