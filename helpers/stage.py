@@ -200,6 +200,8 @@ class Watch(ledger.Watch):
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         name = operator.overloadpacket.__name__
+        if operator is torch.ops.aten.fill_.Tensor:
+            name = "copy_"  # of one element
         before = len(self.launches)
         out = super().__torch_dispatch__(operator, types, args, kwargs)
         if name in ALLOCATES:
@@ -216,20 +218,28 @@ class Watch(ledger.Watch):
         return out
 
 
-@contextmanager
-def _noting_text(watch: Watch):
-    """Note as an operator, `repr`, what turns a tensor into text: torch does that with every watch set aside."""
-    plain = torch._tensor_str._str
+def _watch_values() -> None:
+    """Note as an operator what takes values out of tensors, or puts them into others, where no watch sees it."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-    def noting(*args, **named):
-        watch.operators.append("repr")
-        return plain(*args, **named)
+    def noting(owner, attribute: str, name: str, only_of_tensors: bool = False) -> None:
+        plain = getattr(owner, attribute)
 
-    torch._tensor_str._str = noting
-    try:
-        yield
-    finally:
-        torch._tensor_str._str = plain
+        def noted(*args, **named):
+            watch = _get_current_dispatch_mode()  # none while torch, a launch or this file is at work
+            given = [a for a in (*args, *named.values()) if isinstance(a, list | tuple)]
+            if isinstance(watch, Watch) and (not only_of_tensors or leaves(given)):
+                watch.operators.append(name)
+            return plain(*args, **named)
+
+        setattr(owner, attribute, noted)
+
+    noting(torch._tensor_str, "_str", "repr")
+    for name in ("tolist", "numpy", "__array__"):
+        noting(torch.Tensor, name, name)
+    noting(torch, "tensor", "stack", only_of_tensors=True)
+    noting(torch, "as_tensor", "stack", only_of_tensors=True)
+    noting(torch.Tensor, "new_tensor", "stack", only_of_tensors=True)
 
 
 def _watched(modes: list, function):
@@ -375,6 +385,7 @@ class Play:
         try:
             _watch_cuda(self.launches, not self.gpu)
             _watch_triton(self.launches, not self.gpu)
+            _watch_values()
             self.put(event="import")
             answer = self.answer()
             for i, case in enumerate(self.job["cases"]):
@@ -433,7 +444,6 @@ class Play:
             if not driven:
                 stack.enter_context(torch.no_grad() if self.job["made_of"] != "python" else nullcontext())
                 stack.enter_context(watch)
-                stack.enter_context(_noting_text(watch))
             out = answer(*arguments)
         if self.gpu:
             torch.cuda.synchronize()

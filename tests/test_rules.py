@@ -1,6 +1,7 @@
 """The static rules: answers that people write break none, cheats break one, and each sentence can be acted on."""
 
 import textwrap
+from dataclasses import replace
 
 import pytest
 
@@ -711,10 +712,9 @@ def test_cheats_in_plain_python_are_found(text):
     assert judged("python", text, form="prediction")
 
 
-PLUS_ONE = Exercise(
-    "plus-one", "05_x", "triton", "answer", "", "kernel", "triton",
-    cases=(Case("a few", lambda draw: (draw(70),)),), hints=("", "", ""), reference=lambda x: x + 1,
-)  # fmt: skip
+PLUS_ONE = exercise("triton")
+PLUS_ONE = replace(PLUS_ONE, cases=(Case("a few", lambda draw: (draw(70),)),), reference=lambda x: x + 1)
+BACKWARDS = replace(PLUS_ONE, reference=lambda x: x.flip(0))
 
 AT_RUN_TIME = {
     "in the grid": """
@@ -754,6 +754,32 @@ AT_RUN_TIME = {
             return out
         """,
 }
+
+
+MOVES = {
+    "a tensor of tensors": "torch.tensor([*reversed(x)])",
+    "a new tensor of tensors": "x.new_tensor([x[-1 - i] for i in range(len(x))])",
+    "as a tensor": "torch.as_tensor(data=[*reversed(x)])",
+    "filled one by one": "fill(torch.empty_like(x), x)",
+    "numbers": "torch.tensor([float(v) for v in reversed(x)])",
+}
+
+
+@pytest.mark.parametrize("about", MOVES)
+def test_moving_values_without_a_kernel_shows_at_run_time(about):
+    text = f"""
+def fill(out, x):
+    for i in range(len(x)):
+        out[i : i + 1].fill_(x[len(x) - 1 - i])
+    return out
+
+def answer(x):
+    out = {MOVES[about]}
+    kernel[(1,)](out, out, 0, BLOCK=16)
+    return out
+"""
+    verdict = judge(BACKWARDS, TRITON + text)
+    assert [finding.kind for finding in verdict.findings] == ["forbidden"]
 
 
 @pytest.mark.parametrize("about", AT_RUN_TIME)

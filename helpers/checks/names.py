@@ -118,7 +118,8 @@ def namespaces(exercise: Exercise) -> dict[str, Rule]:
         spaces["helpers.cuda"] = _words("""
             AssertFailed BadArgument CompileError Deadlock Kernel KernelError LaunchError OutOfBounds RawModule
         """)
-    if made_of in KERNELS:
+        spaces["triton"] = _words("cdiv next_power_of_2")
+    if made_of == "triton":
         spaces |= {
             "triton": _words("Config autotune cdiv constexpr_function heuristics jit next_power_of_2 reinterpret"),
             "triton.language": _TL,
@@ -189,7 +190,11 @@ OUT_OF_TORCH = _words("""
 OUT_OF_TORCH_KERNELS = _words("""
     backward cpu item record_stream register_post_accumulate_grad_hook requires_grad_ retain_grad
 """)
-OF_A_KERNEL = _words("add_pre_run_hook cache_hook device_caches fn parse preload raw_src run src warmup")
+OF_A_KERNEL = _words("""
+    add_pre_run_hook base_fn cache_hook check_disk_cache constexprs create_binder device_caches do_bench fn
+    get_capture_scope launch_metadata parse perf_model post_hook pre_hook pre_run_hooks preload prune_configs raw_src
+    rewrite rewriter rewritten_fn run src used_global_vals warmup
+""")
 OF_A_TENSOR = _words("_C _base _cdata _make_subclass _make_wrapper_subclass _storage _typed_storage")
 
 DUNDERS = {

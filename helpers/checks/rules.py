@@ -19,6 +19,7 @@ from .scopes import Scope, Text
 
 _GIVEN = {"helpers", "tl", "torch", "triton"}
 _CLASSES = {"torch.Tensor", "torch.nn.Module", "triton.Config"}
+_TOO_DEEP = (1, "The answer is nested too deeply to be read: write its expressions out in several statements.")
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -28,11 +29,15 @@ def broken(text: str, exercise: Exercise) -> list[tuple[int, str]]:
     Text that is no Python breaks none: it cannot run, and whoever compiles it says so.
     """
     try:
-        return _Rules(text, exercise).findings()
-    except SyntaxError:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # ValueError: it holds a null byte, or half of a surrogate pair
         return []
     except (RecursionError, MemoryError):
-        return [(1, "The answer is nested too deeply to be read: write its expressions out in several statements.")]
+        return [_TOO_DEEP]
+    try:
+        return _Rules(text, tree, exercise).findings()
+    except RecursionError:
+        return [_TOO_DEEP]
 
 
 def _sentence(lines: list[str], number: int, what: str, instead: str) -> str:
@@ -42,9 +47,9 @@ def _sentence(lines: list[str], number: int, what: str, instead: str) -> str:
 
 
 class _Rules:
-    def __init__(self, text: str, exercise: Exercise):
+    def __init__(self, text: str, tree: ast.Module, exercise: Exercise):
         self.lines, self.exercise = re.split(r"\r\n?|\n", text), exercise
-        self.text = Text(ast.parse(text))
+        self.text = Text(tree)
         self.nodes = list(self.text.scope_of)
         self.is_kernel = exercise.made_of in KERNELS
         self.has_torch = exercise.made_of != "python" or "torch" in exercise.modules
@@ -60,13 +65,13 @@ class _Rules:
 
     def findings(self) -> list[tuple[int, str]]:
         self._learn_names()
+        self._learn_kernels()
         for node in self.nodes:
             if check := getattr(self, f"_{type(node).__name__}", None):
                 check(node)
         for scope, name, node in self.text.bindings:
             self._binding(scope, name, node)
         if self.exercise.made_of == "triton":
-            self._learn_kernels()
             for function in self.jitted:
                 self._triton_kernel(function)
         if self.is_kernel and self.exercise.form not in ("prediction", "choice"):
@@ -120,7 +125,7 @@ class _Rules:
         parts = path.split(".")
         for i, name in enumerate(parts, 1):
             so_far, home = ".".join(parts[:i]), ".".join(parts[: i - 1])
-            if so_far in self.spaces:
+            if so_far in self.spaces or any(path.startswith(f"{so_far}.") for path in self.extra):
                 continue
             rule = self.spaces.get(home, frozenset())
             is_named = rule(name) if callable(rule) else name in rule
@@ -254,18 +259,25 @@ class _Rules:
             return
         elif name in names.OUT_OF_TORCH or (self.is_kernel and name in names.OUT_OF_TORCH_KERNELS):
             self.say(node, f"`{name}` is used", "it takes work out of sight of the check: stay with tensors")
-        elif self.is_kernel and name in names.OF_A_KERNEL:
+        elif self.is_kernel and (name in names.OF_A_KERNEL or self._is_kernels_name(base)):
             self.say(
                 node, f"`{name}` of a kernel is used", "launch the kernel as kernel[grid](…), and leave it at that"
             )
         elif self.is_kernel and name == "data_ptr" and not self._is_alignment(node):
             self.say(node, "`data_ptr` is used", "pass the tensor itself; for its alignment, x.data_ptr() % 16 is fine")
 
+    def _is_kernels_name(self, base: ast.AST | None) -> bool:
+        if not isinstance(base, ast.Name):
+            return False
+        holders = list(self.text.scope_of[base].holders(base.id))
+        return any(made in self.jitted for scope, made in self.bound[base.id] if scope in holders)
+
     def _may_be_private(self, node: ast.AST, name: str, base: ast.AST | None) -> bool:
         is_super = isinstance(base, ast.Call) and isinstance(base.func, ast.Name) and base.func.id == "super"
         if name in ("__name__", "__version__") or (name == "__init__" and is_super):
             return True
-        if any(path.startswith("torch.") and not self._refused(path) for path in self._paths(node)):
+        named = {f"torch.{name}", f"torch.ops.aten.{name}"} & self._paths(node)
+        if any(not self._refused(path) for path in named):
             return True
         is_own = isinstance(base, ast.Name) and base.id in self._selves(node)
         return is_own and not name.startswith("__") and name not in names.OF_A_TENSOR and name in self._set_on_self()
@@ -383,6 +395,9 @@ class _Rules:
             self.say(node, "`functools.wraps` is used with more than a function", "write @functools.wraps(function)")
         if isinstance(node.func, ast.Name) and node.func.id == "print" and "file" in named:
             self.say(node, "`print` writes to a file", "leave file= out")
+        backend = next((k.value for k in node.keywords if k.arg == "backend"), ast.Constant(""))
+        if "torch.compile" in self._paths(node.func) and not isinstance(backend, ast.Constant):
+            self.say(node, "A backend of its own is given to the compiler", "name one of torch's, or none")
         if self.exercise.made_of == "cuda" and "order" in named:
             self.say(node, "The order of threads is chosen", "leave order= out: the check runs several orders")
 
@@ -471,6 +486,8 @@ class _Rules:
     def _is_constant(self, made: ast.AST) -> bool:
         """Whether a name is bound to a number, a text, a tl.constexpr or a type: what a kernel may see from outside."""
         user = self.text.parent.get(made)
+        while isinstance(user, ast.Tuple):
+            user = self.text.parent[user]
         if not isinstance(user, ast.Assign | ast.AnnAssign) or user.value is None:
             return False
         for part in ast.walk(user.value):
