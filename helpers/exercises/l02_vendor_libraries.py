@@ -9,6 +9,8 @@ from . import Case, Exercise, Limit, Speed, padded, turned
 LAB = "02_vendor_libraries"
 HALF = torch.float16
 ANY = frozenset({"*"})
+NUMBERS = frozenset({"item", "repr", "equal"})
+"""What takes numbers out of tensors: the library is to compute, and no loop of Python."""
 
 
 def _bytes(*shapes: tuple[int, ...]) -> int:
@@ -116,6 +118,7 @@ GEMM_LAYOUT = Exercise(
     made_of="torch",
     reference=gemm_layout_reference,
     allow=ANY,
+    forbid=NUMBERS,
     cases=(
         Case("every operand stored row by row", _linear(96, 64, 48), seen=True),
         Case("w stored column by column", _linear(40, 56, 72, w=turned), seen=True),
@@ -191,6 +194,7 @@ EPILOGUE = Exercise(
     reference=epilogue_reference,
     low=epilogue_careless,
     allow=ANY,
+    forbid=NUMBERS,
     cases=(
         Case("two sequences of 24 tokens", _up(2, 24, 96, 64), seen=True),
         Case("odd sizes", _up(3, 7, 29, 53), seen=True),
@@ -255,6 +259,7 @@ BATCHED_GEMM = Exercise(
     made_of="torch",
     reference=batched_gemm_reference,
     allow=ANY,
+    forbid=NUMBERS,
     cases=(
         Case("five tokens, four heads", _heads(5, 4, 16, 24), seen=True),
         Case("one weight for all heads", _heads(7, 6, 16, 8, shared=True), seen=True),
@@ -359,6 +364,7 @@ ODD_EDGES = Exercise(
     made_of="torch",
     reference=odd_edges_reference,
     allow=ANY,
+    forbid=NUMBERS,
     drive=odd_edges_drive,
     cases=(
         Case("a vocabulary of 257, 64 features", _odd(24, 257, 64), seen=True),
@@ -458,6 +464,7 @@ GROUPED_HEADS = Exercise(
     reference=grouped_heads_reference,
     scale=grouped_heads_scale,
     allow=ANY,
+    forbid=NUMBERS,
     cases=(
         Case("two sequences, 8 heads over 2 groups", _decode(2, 2, 4, 16, 21), seen=True),
         Case("the begin of a longer cache", _decode(2, 2, 3, 16, 13, room=19), seen=True),
