@@ -102,8 +102,8 @@ class Device:
         """Wait until the device has done all that was launched."""
         self._host = max(self._host, self._free) + SYNCHRONIZE_US
 
-    def Event(self, enable_timing: bool = False) -> "Event":  # noqa: N802  (torch.cuda's name)
-        """A marker for the stream. As in torch, it keeps no time unless asked to."""
+    def Event(self, enable_timing: bool = False) -> "Event":
+        """A marker for the stream, by torch.cuda's name. As there, it keeps no time unless asked to."""
         return Event(self, enable_timing)
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import ROOT, exercises, machine, progress
+from helpers.checks.notebook import _hint
 
 TODAY = datetime.date.today().isoformat()
 
@@ -59,6 +60,18 @@ def test_what_was_not_attempted_or_not_judged_changes_nothing(file):
     progress.record(verdict("time", "not-attempted"))
     progress.record(verdict("time", "needs-hardware", passed=None))
     assert file.read_text() == before
+
+
+def test_a_repeated_finding_offers_the_next_hint_up_to_the_last():
+    one = SimpleNamespace(name="time", hints=("where", "idea", "code"), hints_for={"nan": ("zero over zero",)})
+
+    def offered(kind):
+        progress.record(verdict("time", kind))
+        return _hint(one, SimpleNamespace(passed=False, kind=kind)).rpartition(": ")[2]
+
+    assert [offered("race") for _ in range(5)] == ["", "where", "idea", "code", "code"]
+    assert [offered("nan") for _ in range(3)] == ["", "zero over zero", "zero over zero"]
+    assert [offered("not-attempted") for _ in range(3)] == [""] * 3
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """The simulated device does what a GPU does to a timer, one thing at a time, the same for the same seed."""
 
 import pytest
+import torch
 
-from helpers.simulated import IN_L2, SLOWED, Device
+from helpers.simulated import IN_L2, SLOWED, Device, Event
 
 
 def elapsed(device, *calls):
@@ -108,3 +109,9 @@ def test_waiting_in_a_loop_ends():
     while not last.query():
         looks += 1
     assert looks > 100
+
+
+def test_names_are_those_of_torch_cuda():
+    assert {n for n in vars(Event) if n[0] != "_"} <= set(dir(torch.cuda.Event))
+    own = {"array", "kernel", "clock"}  # what torch.cuda has no counterpart for
+    assert {n for n in vars(Device) if n[0] != "_"} - own <= set(dir(torch.cuda))

@@ -78,7 +78,7 @@ def _hint(exercise: Exercise, verdict: Verdict) -> str:
     if verdict.passed is not False or verdict.kind == "not-attempted":
         return ""
     hints = exercise.hints_for.get(verdict.kind) or exercise.hints
-    step = min(memory.of(exercise.name).repeats, len(hints)) - 1
+    step = min(memory.of(exercise.name).repeats - 1, len(hints))
     if step < 1:
         return ""
-    return f"The same finding again; hint {step} of {len(hints)}: {hints[step - 1]}"
+    return f"The same kind of finding again; hint {step} of {len(hints)}: {hints[step - 1]}"

@@ -242,12 +242,12 @@ def _reason(spec: dict, said: float, true: float) -> str:
             return "that is about what a launch takes, so the watch stopped before the device was done."
         if device["l2_bytes"]:
             return "too little for inputs from memory, so some calls found theirs in L2."
-        return "less than the typical call takes. Was all the work done, and the right number of calls counted?"
+        return "less than the typical call takes. Is it the fastest call, or were more calls counted than made?"
     if device["compile_us"] and (said > 3 * true or not device["interrupted"]):
         return "the first call of a kernel compiles it, and that is in the figure."
     if device["interrupted"]:
         return "a call is interrupted now and then, and those few calls are in the figure."
-    return "something besides the kernel is in the figure, such as the host's part of a launch, or waiting."
+    return "more than the kernel is in the figure: the host's part of a launch, waiting, or only the slowest calls."
 
 
 TIMER_HINTS = {
