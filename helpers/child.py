@@ -11,6 +11,7 @@ The value comes back as JSON that the child wrote: it is data to judge, not a ve
 
 import atexit
 import contextlib
+import dataclasses
 import json
 import os
 import selectors
@@ -38,7 +39,9 @@ _lock = threading.RLock()
 class Result:
     """What a child left. `exit` is None where a `signal` (a number) ended it; `error` is its exception's last line.
 
-    `seconds` is wall time from its start to its end. stdout and stderr hold at most the bytes allowed.
+    `seconds` is wall time from its start to its end. stdout and stderr hold at most the bytes allowed. Of a text
+    that was stopped for its time, stderr ends with a traceback of where it was. `kin`: how many
+    processes it had started without waiting for their end; they were killed with it.
     """
 
     value: object
@@ -49,6 +52,7 @@ class Result:
     timed_out: bool
     seconds: float
     error: str = ""
+    kin: int = 0
 
     @property
     def ok(self) -> bool:
@@ -61,6 +65,14 @@ class Result:
         if self.signal:
             return f"it was ended by {signal.Signals(self.signal).name}"
         return self.error or (f"it exited with status {self.exit}" if self.exit else "it ended well")
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C while a text ran; `stderr` ends with a traceback of where it was, unless it kept that back."""
+
+    def __init__(self, stderr: str):
+        super().__init__()
+        self.stderr = stderr
 
 
 def run(
@@ -158,6 +170,8 @@ def _carry_out(kind, job, seconds, memory_bytes, output_bytes, share=()) -> Resu
     with _lock:
         try:
             return _zygote(kind).carry_out(job, seconds, output_bytes, share)
+        except Stopped:  # in order: the zygote waits for the next job
+            raise
         except BaseException:
             if kind in _zygotes:  # it may not have started
                 _zygotes.pop(kind).close()
@@ -218,7 +232,12 @@ class _Zygote:
             watch = _Watch(ends, output_bytes)
             try:
                 timed_out = not watch.until(start + seconds, pidfd)
-            finally:  # also when the reader interrupts
+                if timed_out and job["text"]:
+                    watch.ask(lambda: signal.pidfd_send_signal(fds[0], signal.SIGUSR1))
+            except KeyboardInterrupt:
+                watch.ask(lambda: signal.pidfd_send_signal(fds[0], signal.SIGUSR1))
+                raise Stopped(watch.texts()[1]) from None
+            finally:
                 taken = time.monotonic() - start
                 answer = self._end()
             watch.until(time.monotonic() + 2)  # what was written just before the end
@@ -229,7 +248,7 @@ class _Zygote:
         answer = json.loads(answer)
         code = os.waitstatus_to_exitcode(answer["status"] or 0)
         note = f"\n[{answer['left']} processes of it could not be killed]" if answer["left"] else ""
-        return watch.result(code, timed_out, taken, note)
+        return dataclasses.replace(watch.result(code, timed_out, taken, note), kin=answer["kin"])
 
     def _end(self) -> bytes:
         """Have the fork and its descendants killed; returns nothing where the zygote itself is dead."""
@@ -264,6 +283,12 @@ class _Watch:
                     if not self._take(key.fileobj):
                         selector.unregister(key.fileobj)
         return True
+
+    def ask(self, send) -> None:
+        """Have a text say where it is (`faulthandler` of the zygote answers the signal), and read that."""
+        with contextlib.suppress(ProcessLookupError):
+            send()
+        self.until(time.monotonic() + 0.2)
 
     def _take(self, pipe) -> bool:
         i, data = self.open[pipe], pipe.read(1 << 16)
@@ -327,6 +352,8 @@ def _plain(kind, job, seconds, output_bytes, share) -> Result:
             timed_out = not watch.until(start + seconds)
             if not timed_out:
                 process.wait(max(0, start + seconds - time.monotonic()))
+            elif job["text"]:
+                watch.ask(lambda: process.send_signal(signal.SIGUSR1))
         except subprocess.TimeoutExpired:
             timed_out = True
         finally:

@@ -14,9 +14,9 @@ import types
 from pathlib import Path
 
 from . import ROOT
-from .slicing import Missing, module_text
+from .slicing import Missing, module_text, plain, statements
 
-__all__ = ["Missing", "file", "find", "live", "load", "notebook", "of", "run"]
+__all__ = ["Missing", "file", "find", "live", "load", "notebook", "of", "ran", "run"]
 
 
 def live(*names: str) -> str:
@@ -34,6 +34,21 @@ def live(*names: str) -> str:
     if unbound := [n for n in names if n not in shell.user_ns]:
         raise Missing(unbound, where, "Run the cell that defines it first.")
     return module_text(list(shell.history_manager.input_hist_raw), names, where)
+
+
+def ran(name: str) -> str:
+    """Which run of which cell `live` takes `name` from, in words; what a learner has edited since does not count."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    cells = list(shell.history_manager.input_hist_raw) if shell else []
+    said = ""
+    for number, cell in enumerate(cells):
+        try:
+            if any(name in statement.binds for statement in statements(plain(cell))):
+                said = f"your `{name}` as last run, in cell [{number}]"
+        except SyntaxError:
+            if said and re.search(rf"(?m)^\s*(def|class)\s+{re.escape(name)}\b", cell):
+                said = f"{said.partition('; ')[0]}; cell [{number}] defines it anew, but Python could not read that"
+    return said
 
 
 def notebook(path, *names: str) -> str:

@@ -4,7 +4,6 @@ The parent (`helpers.checks`) puts a job into shared memory; `play` answers with
 a step, so that what came before a crash is known. Whatever an answer does to this process, only data leaves it.
 """
 
-import faulthandler
 import inspect
 import json
 import linecache
@@ -364,7 +363,6 @@ def play(shared: tuple[int, int]) -> None:
         blobs = [bytearray(b) for b in blobs]
     for module in ("helpers.exercises", "helpers.checks"):
         sys.modules[module] = None  # an answer that imports them gets an ImportError
-    faulthandler.dump_traceback_later(job["seconds"])  # so that the line of an endless loop is known
     if job.get("sanitized"):  # the sanitizer watches the allocations themselves, which guards would widen
         globals()["GUARD_BYTES"] = 0
     Play(job, blobs, out).run()
@@ -376,9 +374,12 @@ class Play:
         self.gpu = job["mode"] == "gpu"
         self.device = "cuda" if self.gpu else "cpu"
         self.launches = Launches()
+        self.pid = os.getpid()
 
-    def put(self, **message) -> None:
-        put(self.out, message, [])
+    def put(self, blobs=(), **message) -> None:
+        if os.getpid() != self.pid:  # a fork that the answer made: its frames would fall between ours
+            os._exit(0)
+        put(self.out, message, list(blobs))
 
     def run(self) -> None:
         at = {"case": -1}
@@ -461,11 +462,8 @@ class Play:
         watched = GUARD_BYTES and self.job["made_of"] != "python"
         images = [image(t) for t in tensors] if watched else []
         stray = [s for t in watch.given if (s := strayed(t))] if watched else []
-        put(
-            self.out,
-            {"event": "left", "outputs": tree, "tensors": left, "facts": facts, "stray": stray, **about},
-            [*blobs, *(as_bytes(i) for i in images)],
-        )
+        blobs += [as_bytes(i) for i in images]
+        self.put(blobs, event="left", outputs=tree, tensors=left, facts=facts, stray=stray, **about)
 
     @contextmanager
     def counting(self):

@@ -6,7 +6,7 @@ On "end" the fork and all its descendants are killed: whoever loses its parent b
 (it is a subreaper), so a daemon does not get away. It ends, and takes everything down, when its socket closes.
 
 Messages (SOCK_SEQPACKET): "run" with the file descriptors [job, stdout, stderr, value, shared...] is answered by the
-fork's pid and its pidfd; "end" by {"status", "left"}. The job is JSON in an anonymous file.
+fork's pid and its pidfd; "end" by {"status", "left", "kin"}. The job is JSON in an anonymous file.
 """
 
 import contextlib
@@ -50,8 +50,8 @@ def serve(sock: socket.socket, preload: str) -> None:
             for fd in (pidfd, *fds):
                 os.close(fd)
         elif message == b"end":
-            status, left = sweep(pid)
-            sock.send(json.dumps({"status": status, "left": left}).encode())
+            status, left, kin = sweep(pid)
+            sock.send(json.dumps({"status": status, "left": left, "kin": kin}).encode())
         else:
             sweep(pid)
             os._exit(0)  # tearing torch down would take a second
@@ -85,9 +85,11 @@ def load(preload: str) -> None:
         from helpers import reveal, stage  # noqa: F401  (the compiling process must not look for a GPU before it forks)
 
 
-def sweep(first: int | None) -> tuple[int | None, int]:
-    """Kill every descendant. Returns (the wait status of `first`, how many could not be killed)."""
+def sweep(first: int | None) -> tuple[int | None, int, int]:
+    """Kill every descendant. Returns the wait status of `first`, how many could not be killed, and how many besides
+    `first` there were."""
     status, end = None, time.monotonic() + SWEEP_SECONDS
+    kin = sum(pid != first for pid in descendants(os.getpid()))  # also ended ones, which nobody waited for
     while below := descendants(os.getpid()):
         for pid in below:
             try:
@@ -103,9 +105,9 @@ def sweep(first: int | None) -> tuple[int | None, int]:
                 break
             status = how if pid == first else status
         if time.monotonic() > end:
-            return status, len(below)
+            return status, len(below), kin
         time.sleep(0.001)
-    return status, 0
+    return status, 0, kin
 
 
 def descendants(pid: int) -> list[int]:
@@ -164,6 +166,7 @@ def carry_out(job: dict, value_fd: int, shared: tuple[int, ...] = ()) -> int:
     import faulthandler
 
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # with it the parent asks where the text is, before it stops it
     return run_text(job["text"], job["call"], value_fd, shared)
 
 
@@ -206,8 +209,9 @@ def run_text(text: str, call: str | None, value_fd: int, shared: tuple[int, ...]
             del shown.stack[0]
         print("".join(shown.format()), file=sys.stderr, end="")
         report, code = json.dumps({"error": f"{type(e).__name__}: {e}"}), 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the text may have closed or replaced it
+            stream.flush()
     with os.fdopen(value_fd, "wb") as f:
         f.write(report.encode())
     return code

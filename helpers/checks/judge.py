@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -45,20 +46,34 @@ def judge(
     began = time.monotonic()
     seed = int.from_bytes(os.urandom(4), "little") >> 1 if seed is None else seed
     trial = Trial(exercise, text, seed, seconds or exercise.seconds, sanitize)
-    findings = caught("text", trial.read()) or trial.run()
-    passed = None if findings and findings[0].kind in UNJUDGED else not findings
-    checked = trial.checked if passed else []
-    return Verdict(
-        exercise.name,
-        passed,
-        tuple(findings[:MOST_FINDINGS]),
-        "gpu" if machine.gpu() else "cpu",
-        time.monotonic() - began,
-        seed,
-        tuple(checked),
-        tuple(trial.unchecked),
-        trial.printed,
-    )
+
+    def verdict(passed: bool | None, findings: list[Finding]) -> Verdict:
+        return Verdict(
+            exercise.name,
+            passed,
+            tuple(findings[:MOST_FINDINGS]),
+            "gpu" if machine.gpu() else "cpu",
+            time.monotonic() - began,
+            seed,
+            tuple(trial.checked) if passed else (),
+            tuple(trial.unchecked),
+            trial.printed,
+        )
+
+    try:
+        findings = caught("text", trial.read()) or trial.run()
+    except KeyboardInterrupt as stop:
+        said = f"You stopped the check after {time.monotonic() - began:.1f} s{trial.place}."
+        raise Stopped(verdict(None, [Finding("timeout", said)])) from stop
+    return verdict(None if findings and findings[0].kind in UNJUDGED else not findings, findings)
+
+
+class Stopped(machine.Plain, KeyboardInterrupt):
+    """Ctrl-C, or a notebook's stop button, while an answer was judged: `verdict` says where that was."""
+
+    def __init__(self, verdict: Verdict):
+        super().__init__(verdict.findings[0].message)
+        self.verdict = verdict
 
 
 def check_file(exercise: Exercise, path: Path, **options) -> Verdict:
@@ -107,14 +122,15 @@ def unreadable(error: SyntaxError) -> str:
 
 
 class Trial:
-    """One answer being judged. `checked` and `unchecked` collect what the verdict tells of it."""
+    """One answer being judged. `checked` and `unchecked` collect what the verdict tells of it; `place`: in words,
+    where the answer was when the learner stopped it."""
 
     def __init__(self, exercise: Exercise, text: str, seed: int, seconds: float, sanitize: bool = False):
         self.exercise, self.text, self.seed, self.seconds = exercise, text, seed, seconds
         self.sanitize = sanitize
         self.checked: list[str] = []
         self.unchecked: list[str] = []
-        self.printed = ""
+        self.printed = self.place = ""
         self.gpu = machine.gpu()
         self.draws: dict[tuple[int, bool], tuple] = {}
 
@@ -140,7 +156,8 @@ class Trial:
         if not findings and self.gpu:
             with locks.shared():
                 findings = self.on("gpu")
-                if (findings or self.sanitize) and self.exercise.made_of in ("triton", "cuda"):
+                worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory"))
+                if worth and self.exercise.made_of in ("triton", "cuda"):
                     findings += caught("compute-sanitizer", self.sanitized())
             if not findings and self.exercise.speed:
                 findings = caught("timer", self.fast_enough())
@@ -162,6 +179,9 @@ class Trial:
         findings = self.compared(mode, cases, left)
         if not findings:
             findings = self.ended(mode, cases, left, done)
+        if not findings and done.kin and self.exercise.made_of != "torch":  # its compiler keeps processes of its own
+            said = "The answer started a process and did not wait for its end: its work must be done when it returns."
+            findings = caught("process", [Finding("forbidden", said)])
         if findings:
             return findings
         if mode == "cpu" and not self.gpu:
@@ -191,7 +211,7 @@ class Trial:
             self.draws[key] = case.inputs(Draw(self.seed + 7919 * number + 104729 * again, case.kind))
         return self.draws[key]
 
-    def job(self, mode: str, cases: list, seconds: float, speed: dict | None = None) -> tuple[dict, list[memoryview]]:
+    def job(self, mode: str, cases: list, speed: dict | None = None) -> tuple[dict, list[memoryview]]:
         """What the child is told, and the values of its inputs."""
         blobs: list[memoryview] = []
 
@@ -215,7 +235,6 @@ class Trial:
             "entry": self.exercise.entry,
             "made_of": self.exercise.made_of,
             "seed": self.seed,
-            "seconds": seconds,
             "trace": any(limit.fact in ("sectors", "bytes", "bank_ways") for limit in self.exercise.limits),
             "drive": _travel(self.exercise.drive),
             "cases": [packed(i, case, twice and n == 0) for n, (i, case) in enumerate(cases)],
@@ -229,17 +248,22 @@ class Trial:
         """Run the answer; returns the frames that it left, and how its process ended."""
         limit = self.seconds * (3 if mode == "gpu" else 1)
         with TemporaryFile(buffering=0) as job_file, TemporaryFile(buffering=0) as left_file:
-            stage.put(job_file.fileno(), *self.job(mode, cases, limit, speed))
-            done = child.run(
-                "from helpers import stage\n\nstage.play(__shared__)",
-                env={"HELPERS_MODE": mode, "HELPERS_STRICT": None},
-                seconds=limit + 0.5,
-                memory_bytes=MEMORY_BYTES if mode == "cpu" else None,
-                interpreted=mode == "cpu",
-                share=(job_file.fileno(), left_file.fileno()),
-            )
-            left_file.seek(0)
-            left = list(stage.frames(memoryview(left_file.read())))
+            stage.put(job_file.fileno(), *self.job(mode, cases, speed))
+            try:
+                done = child.run(
+                    "from helpers import stage\n\nstage.play(__shared__)",
+                    env={"HELPERS_MODE": mode, "HELPERS_STRICT": None},
+                    seconds=limit,
+                    memory_bytes=MEMORY_BYTES if mode == "cpu" else None,
+                    interpreted=mode == "cpu",
+                    share=(job_file.fileno(), left_file.fileno()),
+                )
+            except child.Stopped as stopped:
+                at = next((m["case"] for m, _ in reversed(_left(left_file)) if "case" in m), -1)
+                case = f", in the case: {cases[at][1].about}" if 0 <= at < len(cases) else ""
+                self.place = f"{_still(stopped.stderr)}{case}"
+                raise
+            left = _left(left_file)
         self.printed = _printed(done)
         return left, done
 
@@ -252,8 +276,8 @@ class Trial:
         cases = [(i, case) for i, case in self.cases("gpu") if not case.memory_bytes and case.mode != "gpu"]
         tools = sanitizer.TOOLS if self.exercise.made_of == "cuda" else sanitizer.TOOLS[:1]
         found = []
-        for tool in tools:
-            report = sanitizer.run(path, tool, *self.job("gpu", cases, sanitizer.SECONDS))
+        for tool in tools if cases else ():
+            report = sanitizer.run(path, tool, *self.job("gpu", cases))
             found += [Finding(kind, said) for kind, said in report]
         if not found:
             self.checked.append(f"compute-sanitizer: {', '.join(tools)}")
@@ -388,10 +412,13 @@ class Trial:
         where = _still(done.stderr)
         if done.timed_out or done.seconds > self.seconds and done.signal:
             return Finding("timeout", f"It was still running after {done.seconds:.1f} s{where}, and was stopped.")
-        while_ = {"import": "while its definitions were run", "case": "in this case"}.get(last.get("event"), "")
+        while_ = " while its definitions were run" * (last.get("event") == "import")
         if done.signal:
-            return Finding("crash", f"{done.why().capitalize()} {while_}{where}.".replace("  ", " "))
-        return Finding("crash", f"Its process ended by itself (status {done.exit}) {while_}, before it returned.")
+            said = f"It was ended by {signal.Signals(done.signal).name}{while_}{where}."
+            if done.signal == signal.SIGKILL:
+                said += " The answer did that, another process, or the system for want of memory."
+            return Finding("crash", said)
+        return Finding("crash", f"Its process ended by itself (status {done.exit}){while_}, before it returned.")
 
     # ---- more than values ----
 
@@ -460,7 +487,7 @@ class Unreadable(ValueError):
 def raised(error: dict) -> Finding:
     """The finding that an exception in the child stands for."""
     names = [name.rpartition(".")[2] for name in error["classes"]]
-    message, kind = error["message"].strip(), "exception"
+    message, kind = visible(error["message"].strip()), "exception"
     by_name = {
         "NotReady": "environment",
         "OutOfBounds": "out-of-bounds",
@@ -495,6 +522,12 @@ def raised(error: dict) -> Finding:
     if kind in ("exception", "memory", "crash") and names[0] not in ("AssertFailed", "KernelError"):
         short = f"{names[0]}{where}: {short}"
     return Finding(kind, short, {"line": error.get("line")})
+
+
+def visible(text: str) -> str:
+    """`text` without what a terminal would obey (an answer could write over its verdict) or could not encode."""
+    text = re.sub(r"\r\n?", "\n", text)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 # -------------------------------------------------------------------------------------------------------------------
@@ -544,8 +577,14 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2f}"
 
 
+def _left(file) -> list:
+    """The frames in a file that a child wrote."""
+    file.seek(0)
+    return list(stage.frames(memoryview(file.read())))
+
+
 def _printed(done: child.Result) -> str:
-    said = done.stdout.strip("\n")
+    said = visible(done.stdout.strip("\n"))
     return said if len(said) <= PRINTED else said[:PRINTED] + f"\n[{len(said) - PRINTED:,} more characters]"
 
 

@@ -9,7 +9,7 @@ from IPython.display import display
 from .. import machine, show, source
 from .. import progress as memory
 from ..exercises import Exercise, every
-from .judge import judge, unread
+from .judge import Stopped, judge, unread
 from .verdict import Verdict
 
 
@@ -22,7 +22,8 @@ def check(name: str, answer=None, *, seed: int | None = None) -> None:
 
     answer: the function or class, by default the one that the exercise names; what counts is its text in the cells as
     last run. seed: that of an earlier verdict, to see the same inputs again. For a learner it never raises, so that
-    *Run all* goes on; with HELPERS_STRICT=1 and under nbgrader it raises `NotPassed`.
+    *Run all* goes on; with HELPERS_STRICT=1 and under nbgrader it raises `NotPassed`. Stopped by the learner, it says
+    where the answer was, and raises `Stopped`, a KeyboardInterrupt.
     """
     exercise = _exercise(name)
     entry = getattr(answer, "__name__", exercise.entry)
@@ -33,8 +34,13 @@ def check(name: str, answer=None, *, seed: int | None = None) -> None:
     else:
         if entry != exercise.entry:
             text += f"\n{exercise.entry} = {entry}\n"
-        with show.working(f"checking {name}"):
-            verdict = judge(exercise, text, seed=seed)
+        try:
+            with show.working(f"checking {name}"):
+                verdict = judge(exercise, text, seed=seed)
+        except Stopped as stopped:
+            display(dataclasses.replace(stopped.verdict, judged=source.ran(entry)))
+            raise
+        verdict = dataclasses.replace(verdict, judged=source.ran(entry))
     if _strict():
         if not verdict.passed:
             raise NotPassed(str(verdict))

@@ -63,7 +63,7 @@ class Verdict:
     """What a check found. passed: None where the answer could not be judged here. mode: "gpu" or "cpu".
 
     checked, unchecked: sentences on what was looked at and what could not be. seed: with it the same inputs are drawn
-    again. printed: what the answer wrote to stdout and stderr.
+    again. printed: what the answer wrote to stdout. judged: in a notebook, which run of which cell was judged.
     """
 
     exercise: str
@@ -75,6 +75,7 @@ class Verdict:
     checked: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     printed: str = ""
+    judged: str = ""
     hint: str = ""
 
     @property
@@ -92,6 +93,8 @@ class Verdict:
         if self.passed:
             return "passed" if self.mode == "gpu" else "passed in CPU mode; not run on a GPU"
         if self.passed is None:
+            if self.kind == "timeout":
+                return "stopped by you"
             return f"cannot be judged here: {self.kind}"
         return "not attempted yet" if self.kind == "not-attempted" else f"not yet: {self.kind}"
 
@@ -114,6 +117,7 @@ class Verdict:
         lines += [f"  {f.message}" for f in self.findings]
         if self.findings:
             lines.append(f"  Next: {NEXT[self.kind]}")
+        lines += [f"  judged: {self.judged}"] * bool(self.judged)
         lines += [f"  checked: {said}" for said in self.checked]
         lines += [f"  not checked: {said}" for said in self.unchecked]
         if self.hint:
@@ -135,7 +139,12 @@ class Verdict:
             body += f'<div style="padding-top:4px"><i>Next:</i> {say(NEXT[self.kind])}</div>'
         if self.hint:
             body += f'<div style="white-space:pre-wrap;padding-top:4px"><i>{say(self.hint)}</i></div>'
-        small = [*self.checked, *(f"not checked: {said}" for said in self.unchecked), f"{self.seconds:.1f} s"]
+        small = [
+            *filter(None, [self.judged]),
+            *self.checked,
+            *(f"not checked: {said}" for said in self.unchecked),
+            f"{self.seconds:.1f} s",
+        ]
         body += f'<div style="padding-top:4px;font-size:90%;opacity:.8">{say(" · ".join(small))}</div>'
         if self.printed:
             body += f"<details><summary>what it printed</summary><pre>{say(self.printed)}</pre></details>"

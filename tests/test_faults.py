@@ -1,0 +1,408 @@
+"""Whatever an answer does, the verdict says what happened and where, and the next check is right.
+
+`FAULTS` is the table: code that goes into the course's own answer, and what must be said of it.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import nbformat
+import psutil
+import pytest
+import torch
+from jupyter_client.manager import KernelManager
+
+from helpers import ROOT, child, machine, notebooks
+from helpers.checks import Verdict, judge, rules
+from helpers.checks.judge import Stopped
+from helpers.exercises import every
+from tests.answers import edited, solved
+from tests.test_child import running
+
+DAEMON = "sleep 3018"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """code: lines that are put into the course's answer to `exercise` before its line that begins with `before`.
+    words: what the verdict must say; "{line}" is the number of the code's line that holds `at`, by default its last.
+    """
+
+    name: str
+    exercise: str
+    before: str
+    code: str
+    kind: str
+    words: tuple[str, ...] = ()
+    at: str = ""
+    seconds: float = 1.0
+
+    @property
+    def text(self) -> str:
+        text = solved(self.exercise)
+        line = next(line for line in text.splitlines() if line.lstrip().startswith(self.before))
+        indent = line[: len(line) - len(line.lstrip())]
+        code = "".join(f"{indent}{part}\n" for part in self.code.splitlines())
+        return edited(text, [{"find": f"{line}\n", "replace": f"{code}{line}\n"}])
+
+    @property
+    def line(self) -> int:
+        at = self.at or self.code.splitlines()[-1].strip()
+        return 1 + next(i for i, line in enumerate(self.text.splitlines()) if at in line)
+
+
+def python(name, code, kind, *words, **options) -> Fault:
+    """In the body of a Python function."""
+    return Fault(name, "count-bytes", "### BEGIN SOLUTION", code, kind, words, **options)
+
+
+def triton(name, code, kind, *words, before="tl.store(", **options) -> Fault:
+    """In a Triton kernel, or with another `before` in its wrapper."""
+    return Fault(name, "masked-add", before, code, kind, words, **options)
+
+
+def cuda(name, code, kind, *words, **options) -> Fault:
+    """In a CUDA C kernel, before its threads write to shared memory."""
+    return Fault(name, "block-sum", "part[t] = sum;", code, kind, words, seconds=6, **options)
+
+
+CASE = "(Case: "
+IN_LINE = "in line {line} of your code"
+KIN = "started a process and did not wait"
+FAULTS = [
+    python("loop", "while True: pass", "timeout", "still running after", IN_LINE, "`least_bytes`", CASE),
+    python("sleep", "import time\ntime.sleep(1000)", "timeout", "still running", IN_LINE, CASE),
+    python("recursion", "return least_bytes(m, n, k, size)", "exception", "RecursionError", IN_LINE, CASE),
+    python("segmentation fault", "import ctypes\nctypes.string_at(0)", "crash", "SIGSEGV", IN_LINE, CASE),
+    python("abort", "import os\nos.abort()", "crash", "SIGABRT", IN_LINE, CASE),
+    python("ends itself", "import os\nos._exit(0)", "crash", "ended by itself (status 0)", CASE),
+    python("exits", "import sys\nsys.exit(0)", "exception", "sys.exit", CASE),
+    python("interrupts itself", "raise KeyboardInterrupt", "exception", "KeyboardInterrupt", IN_LINE, CASE),
+    python("kills itself", "import os\nos.kill(os.getpid(), 9)", "crash", "SIGKILL", "another process", CASE),
+    python("stops itself", "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", "timeout", "still running", CASE),
+    python("memory at once", "bytearray(1 << 40)", "memory", "MemoryError", IN_LINE, CASE),
+    python("memory bit by bit", "kept = []\nwhile True: kept.append(bytes(1 << 26))", "memory", IN_LINE, CASE),
+    python("200 MB of output", "for _ in range(20): print('x' * 1_200_000)", "passed", "more characters"),
+    python("output without end", "while True: print('x' * 10_000)", "timeout", "still running", IN_LINE, CASE),
+    python("errors without end", "import sys\nwhile True: print('x' * 10_000, file=sys.stderr)", "timeout", CASE),
+    python("fork", "import os\nos.fork()", "forbidden", KIN),
+    python("forks", "import os, time\nfor _ in range(4): os.fork()\ntime.sleep(1000)", "timeout", IN_LINE, CASE),
+    python("child process", "import subprocess\nsubprocess.Popen(['true'])", "forbidden", KIN),
+    python(
+        "daemon",
+        f"import subprocess\nsubprocess.Popen({DAEMON.split()}, start_new_session=True)",
+        "forbidden",
+        KIN,
+    ),
+    python(
+        "daemon of a dead parent",
+        "import os\n"
+        "if (pid := os.fork()) == 0:\n"
+        "    os.setsid()\n"
+        f"    if os.fork() == 0: os.execvp('sleep', {DAEMON.split()})\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0)",
+        "forbidden",
+        KIN,
+    ),
+    python("prints Unicode", "print('é 漢 😀')", "passed", "é 漢 😀"),
+    python("prints bytes", "import os\nos.write(1, b'\\xff\\xfe\\x00')", "passed", "It printed"),
+    python("draws on a terminal", "print('\\x1b[2J\\x1b[Hfine')", "passed", "\ufffd[2J\ufffd[Hfine"),
+    python("raises no Unicode", "raise ValueError('\\ud800\\x1b[2J')", "exception", "\ufffd\ufffd[2J", IN_LINE, CASE),
+    python("closes stdout", "import sys\nsys.stdout.close()", "passed"),
+    python("closes stdout and stderr below", "import os\nfor fd in 1, 2:\n  try: os.close(fd)\n  except OSError: pass",
+           "passed"),
+    python("has no stdout", "import sys\nsys.stdout = sys.stderr = None", "passed"),
+    python("closes everything", "import os\nos.closerange(0, 256)", "crash", "ended by itself", CASE),
+    python("syntax error", "return {1: 2", "syntax", "cannot read line {line}", at="return {"),
+    triton("kernel loop", "while True: pass", "timeout", "still running", IN_LINE, "`masked_add_kernel`", CASE),
+    triton("kernel writes far away", "tl.store(out_ptr + offset + (1 << 28), x, mask=inside)", "out-of-bounds",
+           "line {line}", "store", "past its end", CASE),
+    triton("kernel assert", "tl.static_assert(BLOCK < 0, 'BLOCK is large')", "exception", "BLOCK is large", IN_LINE,
+           CASE),
+    triton("wrapper memory", "kept = torch.empty(1 << 40, device=x.device)", "memory", IN_LINE, CASE,
+           before="n = x.numel()"),
+    cuda("CUDA kernel loop", "while (1) ;", "timeout", "still running", IN_LINE, "`block_sum`", CASE,
+         at="kernel((rows"),
+    cuda("CUDA illegal address", "out[1 << 28] = sum;", "out-of-bounds", "writes 4 bytes", "past the end of `out`",
+         "out[1 << 28] = sum;", CASE),
+    cuda("CUDA null pointer", "*(float*)0 = sum;", "out-of-bounds", "null pointer", "*(float*)0 = sum;", CASE),
+    cuda("CUDA misaligned address", "sum += *(const long long*)(row + 1);", "crash", "no multiple of 8",
+         "long long", CASE),
+    cuda("CUDA assert", "assert(cols < 0);", "exception", "assertion `cols < 0` failed", "thread (", CASE),
+    cuda("CUDA trap", "__trap();", "crash", "called __trap()", CASE),
+]  # fmt: skip
+
+
+ON_A_GPU = [
+    triton("GPU loop", "while tl.load(mask_ptr, volatile=True) < 100:\n    tl.atomic_add(out_ptr, 0.0)", "timeout",
+           "still running", CASE),
+    triton("GPU illegal address", "tl.store(out_ptr + offset + (1 << 40), x, mask=inside)", "out-of-bounds",
+           "illegal memory access", CASE),
+    triton("GPU memory", "kept = torch.empty(1 << 40, dtype=torch.int8, device=x.device)", "memory",
+           "OutOfMemoryError", IN_LINE, CASE, before="n = x.numel()"),
+    cuda("GPU CUDA loop", "while (((volatile float*)out)[0] != 1234.5f) part[t] = sum;", "timeout",
+         "still running", CASE),
+    cuda("GPU CUDA illegal address", "out[1ll << 40] = sum;", "out-of-bounds", "illegal memory access", CASE),
+    cuda("GPU CUDA misaligned address", "sum += *(volatile const long long*)(row + 1);", "crash",
+         "misaligned address", CASE),
+    cuda("GPU CUDA assert", "assert(cols < 0);", "exception", "assert", CASE),
+    cuda("GPU CUDA trap", "__trap();", "crash", CASE),
+]  # fmt: skip
+
+
+@pytest.fixture
+def no_rules(monkeypatch):
+    """What the rules would refuse unread gets to run."""
+    monkeypatch.setattr(rules, "broken", lambda text, exercise: [])
+
+
+def few(name: str, mode: str = ""):
+    """The exercise with its first two cases, to be played in one mode only or in all."""
+    exercise = every()[name]
+    return dataclasses.replace(exercise, cases=tuple(dataclasses.replace(c, mode=mode) for c in exercise.cases[:2]))
+
+
+def forks(pid: int) -> list[psutil.Process]:
+    """What the zygotes of a process have started and is still there."""
+    zygotes = [p for p in psutil.Process(pid).children() if child._SCRIPT in p.cmdline()]
+    return [fork for zygote in zygotes for fork in zygote.children(recursive=True)]
+
+
+def healthy(*names: str) -> None:
+    """Nothing is left behind, this process lives and its CUDA context too, and right answers pass."""
+    assert running(DAEMON) == []
+    assert forks(os.getpid()) == []
+    if machine.gpu():
+        assert torch.ones(1000, device="cuda").sum().item() == 1000
+    for name in names:
+        verdict = judge(few(name), solved(name))
+        assert verdict.passed, verdict
+
+
+def said(fault: Fault, verdict: Verdict) -> None:
+    assert verdict.kind == fault.kind, verdict
+    text = str(verdict)
+    text.encode()
+    for word in fault.words:
+        assert word.replace("{line}", str(fault.line)) in text, (word, fault.line, text)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
+def test_fault(fault, no_rules):
+    healthy()
+    began = time.monotonic()
+    verdict = judge(few(fault.exercise), fault.text, seconds=fault.seconds)
+    said(fault, verdict)
+    assert time.monotonic() - began < fault.seconds + 15
+    healthy(fault.exercise)
+
+
+@pytest.mark.skipif(not machine.gpu(), reason="needs a GPU")
+@pytest.mark.parametrize("fault", ON_A_GPU, ids=lambda fault: fault.name.replace(" ", "_"))
+def test_fault_on_a_gpu(fault, no_rules):
+    healthy()
+    verdict = judge(few(fault.exercise, "gpu"), fault.text, seconds=4)
+    said(fault, verdict)
+    healthy(fault.exercise)
+
+
+# ---- from outside -------------------------------------------------------------------------------------------------
+
+LOOP = next(f for f in FAULTS if f.name == "loop")
+
+
+def when_it_runs(act, pid: int = 0) -> threading.Thread:
+    """Call `act` with the process of the answer that is being judged, once it has run for a moment."""
+
+    def watch():
+        end = time.monotonic() + 40
+        while time.monotonic() < end:
+            if found := forks(pid or os.getpid()):
+                time.sleep(0.3)
+                act(found[0])
+                return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def test_killed_from_outside(no_rules):
+    thread = when_it_runs(lambda process: process.kill())
+    verdict = judge(few("count-bytes"), LOOP.text)
+    thread.join()
+    assert verdict.kind == "crash" and "SIGKILL" in str(verdict) and "another process" in str(verdict), verdict
+    healthy("count-bytes")
+
+
+def test_the_keeper_killed_from_outside(no_rules):
+    thread = when_it_runs(lambda process: process.parent().kill())
+    verdict = judge(few("count-bytes"), LOOP.text)
+    thread.join()
+    assert verdict.kind == "crash" and "SIGKILL" in str(verdict), verdict
+    healthy("count-bytes")
+
+
+def test_stopped_by_the_learner(no_rules):
+    thread = when_it_runs(lambda process: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt) as stop:
+        judge(few("count-bytes"), LOOP.text)
+    thread.join()
+    assert isinstance(stop.value, Stopped)
+    verdict = stop.value.verdict
+    assert verdict.passed is None and verdict.headline == "stopped by you"
+    for word in ("You stopped the check after", IN_LINE.replace("{line}", str(LOOP.line)), "in the case: m, n, k = 4"):
+        assert word in str(verdict), verdict
+    healthy("count-bytes")
+
+
+def test_two_checks_at_once_in_threads(no_rules):
+    names = ["count-bytes", "masked-add", "block-sum"]
+    with ThreadPoolExecutor(4) as pool:
+        hanging = pool.submit(judge, few("count-bytes"), LOOP.text, seconds=1)
+        right = list(pool.map(lambda name: judge(few(name), solved(name)), names))
+    assert hanging.result().kind == "timeout"
+    assert [v.kind for v in right] == ["passed"] * 3, right
+    assert [v.exercise for v in right] == names
+    healthy()
+
+
+def test_two_checks_at_once_in_processes(tmp_path):
+    checks = []
+    for name in ("count-bytes", "masked-add"):
+        file = tmp_path / f"{name}.py"
+        file.write_text(solved(name))
+        command = [sys.executable, "-m", "helpers", "check", name, str(file), "--json"]
+        environment = os.environ | {"PYTHONPATH": machine.python_path(), "HELPERS_PROGRESS": ""}
+        checks.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=ROOT))
+    healthy("count-bytes")  # a third one
+    said = [json.loads(check.communicate(timeout=120)[0]) for check in checks]
+    assert [(v["exercise"], v["passed"]) for v in said] == [("count-bytes", True), ("masked-add", True)], said
+
+
+# ---- in a notebook ------------------------------------------------------------------------------------------------
+
+
+class Notebook:
+    """A live Jupyter kernel: what its cells show, as text."""
+
+    def __init__(self):
+        self.manager = KernelManager(kernel_spec_manager=notebooks._ThisPython())
+        self.manager.start_kernel(env=notebooks.kernel_environment({"HELPERS_PROGRESS": ""}))
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    @property
+    def pid(self) -> int:
+        return self.manager.provisioner.process.pid
+
+    def run(self, cell: str) -> str:
+        """What a cell shows; an error's name and message at the end."""
+        said = []
+
+        def hear(message):
+            content = message["content"]
+            match message["header"]["msg_type"]:
+                case "stream":
+                    said.append(content["text"])
+                case "display_data" | "execute_result" | "update_display_data":
+                    said.append(content["data"]["text/plain"])
+                case "error":
+                    said.append(f"{content['ename']}: {content['evalue']}")
+
+        self.count = self.client.execute_interactive(cell, output_hook=hear, timeout=120)["content"]["execution_count"]
+        return "\n".join(said)
+
+    def healthy(self) -> None:
+        assert forks(self.pid) == []
+        self.run(solved("count-bytes"))
+        assert "✔ count-bytes: passed" in self.run('check("count-bytes", least_bytes)')
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    live = Notebook()
+    try:
+        assert live.run("import helpers\nfrom helpers.checks import check\nfrom helpers import exercises") == ""
+        yield live
+    finally:
+        live.close()
+
+
+def test_a_notebook_is_interrupted_in_the_middle_of_a_check(notebook):
+    notebook.run("def least_bytes(m, n, k, size):\n    while True:\n        pass")
+    thread = when_it_runs(lambda process: notebook.manager.interrupt_kernel(), notebook.pid)
+    said = notebook.run('check("count-bytes", least_bytes)')
+    thread.join()
+    for words in ("? count-bytes: stopped by you", "You stopped the check after", "of your code, in `least_bytes`"):
+        assert words in said, said
+    assert said.splitlines()[-1].startswith("Stopped: "), said
+    notebook.healthy()
+
+
+def test_a_notebook_says_which_run_of_a_cell_was_judged(notebook):
+    right = solved("count-bytes")
+    notebook.run(right)
+    ran = notebook.count
+    assert f"your `least_bytes` as last run, in cell [{ran}]" in notebook.run('check("count-bytes", least_bytes)')
+    # the learner spoils it, but never runs the cell; then runs it with a syntax error
+    notebook.run(right.replace("return {", "return {{"))
+    said = notebook.run('check("count-bytes", least_bytes)')
+    assert "✔ count-bytes" in said and f"in cell [{ran}]; cell [{ran + 2}] defines it anew" in said, said
+    notebook.run(right.replace("2 * m * n + n", "2 * m * n"))
+    said = notebook.run('check("count-bytes", least_bytes)')
+    assert "✘ count-bytes: not yet: wrong-answer" in said and f"as last run, in cell [{ran + 4}]" in said, said
+    notebook.healthy()
+
+
+def test_cells_run_out_of_order_are_judged_as_they_ran(notebook):
+    text = solved("count-bytes")
+    notebook.run(text.replace("(m * n + m) * size", "ROWS(m, n) * size"))
+    assert "NameError" not in (said := notebook.run('check("count-bytes", least_bytes)')), said
+    assert "`ROWS` is bound nowhere" in said and "looked in the cells run since" in said, said
+    notebook.run("def ROWS(m, n):\n    return m * n + m")  # below the answer, and run after it
+    assert "✔ count-bytes" in notebook.run('check("count-bytes", least_bytes)')
+    notebook.run("ROWS = None")
+    said = notebook.run('check("count-bytes", least_bytes)')
+    assert "✘ count-bytes: not yet: exception" in said and "TypeError in line" in said, said
+    notebook.run("del least_bytes")
+    said = notebook.run('check("count-bytes")')
+    assert "`least_bytes` is bound nowhere" in said and "Run the cell that defines it first." in said, said
+    notebook.healthy()
+
+
+@pytest.mark.slow
+def test_run_all_goes_on_to_the_end_of_a_hostile_notebook(tmp_path):
+    """Cells with faults and their checks in turn; nothing raises, each verdict is right, the last answer passes."""
+    names = ["loop", "segmentation fault", "memory at once", "200 MB of output", "closes everything", "recursion",
+             "kernel loop", "kernel writes far away", "CUDA assert", "CUDA illegal address"]  # fmt: skip
+    faults = [next(f for f in FAULTS if f.name == name) for name in names]
+    cells = ["import helpers\nhelpers.start()\nfrom helpers.checks import check, rules\n"
+             "rules.broken = lambda text, exercise: []  # what they would refuse unread gets to run"]  # fmt: skip
+    for fault in faults:
+        cells += [fault.text, f'check("{fault.exercise}")']
+    cells += [solved("masked-add"), 'check("masked-add", masked_add)']
+    path = tmp_path / "99_hostile.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells]), path)
+    ran = notebooks.run(path, env={"HELPERS_PROGRESS": ""})
+    assert ran.failure is None
+    shown = ["\n".join(o.data["text/plain"] for o in cell.outputs if "data" in o) for cell in ran.notebook.cells[2::2]]
+    for fault, said in zip(faults, shown, strict=False):
+        assert f"{fault.exercise}: {'' if fault.kind == 'passed' else 'not yet: '}{fault.kind}" in said, (fault, said)
+    assert "✔ masked-add: passed" in shown[-1], shown[-1]
+    assert running(DAEMON) == []
