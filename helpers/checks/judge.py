@@ -536,10 +536,8 @@ def visible(text: str) -> str:
 def _owner(lines: list[str], number: int) -> str:
     """The function in whose text a line stands."""
     for line in reversed(lines[:number]):
-        if m := re.match(r"\s*(?:def|class) (\w+)", line) or re.search(
-            r"__global__ void\s+(?:__\w+__\([^)]*\)\s*)?(\w+)", line
-        ):
-            return m[1]
+        if m := re.match(r"\s*(?:def|class) (\w+)|.*\bvoid\s+(?:__\w+__\([^)]*\)\s*)?(\w+)\s*\(", line):
+            return m[1] or m[2]  # __global__ may stand a line above
     return lines[number - 1].strip()
 
 
