@@ -118,6 +118,17 @@ def test_progress_remembers_checks_of_the_command_line(tmp_path, capsys):
     assert "Next: " in said
 
 
+def test_the_same_finding_again_brings_one_hint_after_the_other(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("x = 1")
+    said = []
+    for _ in range(5):
+        command("check", NAME, tmp_path / "mine.py")
+        said.append(capsys.readouterr().out)
+    hints = [[hint for hint in EXERCISE.hints if hint in text] for text in said]
+    one, two, three = EXERCISE.hints
+    assert hints == [[], [one], [two], [three], [three]]
+
+
 # ---- grade --------------------------------------------------------------------------------------------------------
 
 

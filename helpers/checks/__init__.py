@@ -5,7 +5,7 @@ is compared here, with references the child cannot see, after the child is dead.
 """
 
 from .judge import check_file, judge
-from .notebook import NotPassed, check, progress, solution
+from .notebook import NotPassed, check, progress, remembered, solution
 from .verdict import Finding, Verdict
 
-__all__ = ["Finding", "NotPassed", "Verdict", "check", "check_file", "judge", "progress", "solution"]
+__all__ = ["Finding", "NotPassed", "Verdict", "check", "check_file", "judge", "progress", "remembered", "solution"]

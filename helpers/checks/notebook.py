@@ -45,8 +45,7 @@ def check(name: str, answer=None, *, seed: int | None = None) -> None:
         if not verdict.passed:
             raise NotPassed(str(verdict))
     else:
-        memory.record(verdict)
-        verdict = dataclasses.replace(verdict, hint=_hint(exercise, verdict))
+        verdict = remembered(exercise, verdict)
     display(verdict)
 
 
@@ -79,12 +78,12 @@ def _strict() -> bool:
     return os.environ.get("HELPERS_STRICT") == "1" or bool(os.environ.get("NBGRADER_EXECUTION"))
 
 
-def _hint(exercise: Exercise, verdict: Verdict) -> str:
-    """The next hint, where the same kind of finding comes again."""
-    if verdict.passed is not False or verdict.kind == "not-attempted":
-        return ""
+def remembered(exercise: Exercise, verdict: Verdict) -> Verdict:
+    """Record a verdict in the learner's progress. Where the same kind of finding comes again, it gets the next hint."""
+    known = memory.record(verdict)
+    if verdict.passed is not False or verdict.kind == "not-attempted" or known.repeats < 2:
+        return verdict
     hints = exercise.hints_for.get(verdict.kind) or exercise.hints
-    step = min(memory.of(exercise.name).repeats - 1, len(hints))
-    if step < 1:
-        return ""
-    return f"The same kind of finding again; hint {step} of {len(hints)}: {hints[step - 1]}"
+    step = min(known.repeats - 1, len(hints))
+    said = f"The same kind of finding again; hint {step} of {len(hints)}: {hints[step - 1]}"
+    return dataclasses.replace(verdict, hint=said)
