@@ -457,6 +457,8 @@ class Play:
         tree = encode(out, found)
         memory = {t.untyped_storage().data_ptr() for t in tensors}
         facts["views"] = sum(t.untyped_storage().data_ptr() in memory for t in found)  # of inputs
+        memory |= {t.untyped_storage().data_ptr() for t in watch.given}
+        facts["foreign"] = sum(t.numel() > 0 and t.untyped_storage().data_ptr() not in memory for t in found)
         left = [_about(t) for t in found]
         blobs = [as_bytes(t) if t.numel() * t.element_size() <= SHIPPED_BYTES else memoryview(b"") for t in found]
         watched = GUARD_BYTES and self.job["made_of"] != "python"

@@ -30,6 +30,9 @@ PRINTED = 2000
 MEMORY_BYTES = 4 << 30
 """What an answer may allocate on the CPU beyond the packages."""
 
+MOST_FILLS = 16
+"""How often a kernel's wrapper may call fill_ in a call: enough to clear buffers, not to write a result by elements."""
+
 MOST_COMPILED = 4
 """Variants of each of an answer's kernels (constants, types) that are compiled for a GPU."""
 
@@ -357,6 +360,17 @@ class Trial:
             if wrong:
                 called = ", ".join(f"torch's `{n}`" for n in dict.fromkeys(wrong))
                 return [Finding("forbidden", f"The answer called {called}; a {what} kernel of yours is to do that.")]
+            if facts.get("foreign") and not exercise.allow:
+                return [
+                    Finding(
+                        "forbidden",
+                        f"The result is no tensor that was allocated for a {what} kernel to write: take one from "
+                        "torch.empty, and let the kernel fill it.",
+                    )
+                ]
+            if operators.count("fill_") > MOST_FILLS:
+                said = f"The answer filled tensors {operators.count('fill_')} times from Python"
+                return [Finding("forbidden", f"{said}; a {what} kernel of yours is to write what it returns.")]
             if not (exercise.drive or empty or facts["kernels"]):
                 return [
                     Finding("forbidden", f"No {what} kernel was launched: the kernel is what the exercise asks for.")

@@ -93,6 +93,10 @@ def _public(module: str) -> frozenset[str]:
     return frozenset(n for n in names if not isinstance(vars(found).get(n), types.ModuleType))
 
 
+def _has(module: str, name: str) -> bool:
+    return hasattr(importlib.import_module(module), name)
+
+
 def namespaces(exercise: Exercise) -> dict[str, Rule]:
     """The modules that an answer may use, by dotted path, each with its rule."""
     made_of, named, is_open = exercise.made_of, exercise.allow - {"*"}, "*" in exercise.allow
@@ -122,7 +126,7 @@ def namespaces(exercise: Exercise) -> dict[str, Rule]:
     if made_of == "triton":
         spaces |= {
             "triton": _words("Config autotune cdiv constexpr_function heuristics jit next_power_of_2 reinterpret"),
-            "triton.language": _TL,
+            "triton.language": lambda name: name in _TL or not _has("triton.language", name),  # Python says it better
             "triton.language.math": _words("""
                 abs ceil cos div_rn erf exp exp2 fdiv floor fma log log2 rsqrt sin sqrt sqrt_rn umulhi
             """),

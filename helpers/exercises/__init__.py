@@ -150,7 +150,8 @@ class Exercise:
     "rewrite" (of given code), "prediction" (returns numbers) or "choice". made_of: "triton", "cuda", "torch", "python".
 
     reference: called with float64 copies of the case's inputs (integers and plain values as they are), returns what
-    the answer must: a tensor, a number, a string, or a tuple, list or dict of these. It is also run in float32 (how far
+    the answer must: a tensor, a number, a string, or a tuple, list or dict of these. A tensor on the device "meta" asks
+    for its shape and dtype only, and leaves its values to `judge`. It is also run in float32 (how far
     off a good answer is) and in `low` (how far off a careless one is); the tolerance lies between.
     dtype: of the outputs, a torch dtype, or None for that of the first floating-point input.
     low: "float16" or "bfloat16", or a function with the reference's arguments (fp32) that loses what it must not.
