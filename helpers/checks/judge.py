@@ -360,7 +360,7 @@ class Trial:
             if wrong:
                 called = ", ".join(f"torch's `{n}`" for n in dict.fromkeys(wrong))
                 return [Finding("forbidden", f"The answer called {called}; a {what} kernel of yours is to do that.")]
-            if facts.get("foreign") and not exercise.allow:
+            if facts["foreign"] and not (exercise.drive or exercise.allow):
                 return [
                     Finding(
                         "forbidden",
