@@ -50,7 +50,7 @@ coalescing = Exercise(
             "sectors",
             lambda x, gain: 15 * _requests(*x.shape),  # x, gain and out: 5 each where a row is not aligned
             "too-many-bytes",
-            "the warps' requests touch {fact} sectors of 32 bytes; with neighbouring threads on neighbouring columns, "
+            "The warps' requests touch {fact} sectors of 32 bytes; with neighbouring threads on neighbouring columns, "
             "{most} are enough.",
         ),
     ),
@@ -108,14 +108,14 @@ block_sum = Exercise(
             "sectors",
             lambda x: 5 * _requests(*x.shape) + x.shape[0],
             "too-many-bytes",
-            "the warps' requests touch {fact} sectors of 32 bytes, and {most} are enough: let the whole block read the "
+            "The warps' requests touch {fact} sectors of 32 bytes, and {most} are enough: let the whole block read the "
             "row, neighbouring threads neighbouring elements.",
         ),
         Limit(
             "bank_ways",
             lambda x: 1.0,
             "too-slow",
-            "a request to shared memory takes {fact} steps on average, and {most} is enough: let the threads that "
+            "A request to shared memory takes {fact} steps on average, and {most} is enough: let the threads that "
             "still work, and the elements they add, lie next to one another.",
         ),
     ),
@@ -170,14 +170,14 @@ warp_argmax = Exercise(
             "sectors",
             lambda x: 5 * _requests(*x.shape) + x.shape[0],
             "too-many-bytes",
-            "the warps' requests touch {fact} sectors of 32 bytes, and {most} are enough: neighbouring lanes should "
+            "The warps' requests touch {fact} sectors of 32 bytes, and {most} are enough: neighbouring lanes should "
             "read neighbouring elements of one row.",
         ),
         Limit(
             "bank_ways",
             lambda x: 0.0,
             "forbidden",
-            "the kernel uses shared memory; this exercise is about registers that lanes hand to one another.",
+            "The kernel uses shared memory; this exercise is about registers that lanes hand to one another.",
         ),
     ),
     hints=(
@@ -233,14 +233,14 @@ transpose = Exercise(
             "sectors",
             lambda x: 5 * (_requests(*x.shape) + _requests(*x.T.shape)),
             "too-many-bytes",
-            "the warps' requests touch {fact} sectors of 32 bytes, and {most} are enough: both the loads and the "
+            "The warps' requests touch {fact} sectors of 32 bytes, and {most} are enough: both the loads and the "
             "stores must run along rows.",
         ),
         Limit(
             "bank_ways",
             lambda x: 1.0,
             "too-slow",
-            "a request to shared memory takes {fact} steps on average, and {most} is enough: lanes of one request want "
+            "A request to shared memory takes {fact} steps on average, and {most} is enough: lanes of one request want "
             "different words of one bank.",
         ),
     ),
@@ -299,7 +299,7 @@ stencil = Exercise(
             "sectors",
             lambda x, w: _blur_sectors(*x.shape, w.numel()),
             "too-many-bytes",
-            "the warps' requests touch {fact} sectors of 32 bytes, and {most} are enough: an element that several "
+            "The warps' requests touch {fact} sectors of 32 bytes, and {most} are enough: an element that several "
             "threads need should come from global memory once, and from the tile after that.",
         ),
     ),
@@ -364,7 +364,7 @@ histogram = Exercise(
             "sectors",
             lambda x, bins: _histogram_sectors(x.numel(), x.stride(0), bins),
             "too-many-bytes",
-            "the warps' requests to global memory touch {fact} sectors of 32 bytes, and {most} are enough: count in "
+            "The warps' requests to global memory touch {fact} sectors of 32 bytes, and {most} are enough: count in "
             "shared memory, and let few blocks, with many values each, add what they counted to the result.",
         ),
     ),
