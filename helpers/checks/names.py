@@ -70,20 +70,12 @@ def is_function(name: str) -> bool:
 
 # ---- the others -----------------------------------------------------------------------------------------------------
 
-_TL = _words("""
-    PropagateNan TRITON_MAX_TENSOR_NUMEL abs add advance arange argmax argmin associative_scan assume atomic_add
-    atomic_and atomic_cas atomic_max atomic_min atomic_or atomic_xchg atomic_xor bfloat16 block_type broadcast
-    broadcast_to cast cat cdiv ceil clamp const constexpr constexpr_type cos cumprod cumsum debug_barrier
-    device_assert device_print div_rn dot dot_scaled dtype erf exp exp2 expand_dims fdiv flip float16 float32 float64
-    float8e4b15 float8e4b8 float8e4nv float8e5 float8e5b16 floor fma full gather histogram inline_asm_elementwise int1
-    int16 int32 int64 int8 interleave join load load_tensor_descriptor log log2 make_block_ptr make_tensor_descriptor
-    map_elementwise max max_constancy max_contiguous maximum min minimum mul multiple_of num_programs
-    pair_uniform_to_normal permute philox pi32_t pointer_type program_id rand rand4x randint randint4x randn randn4x
-    range ravel reduce reduce_or reshape rsqrt sigmoid sin softmax sort split sqrt sqrt_rn squeeze static_assert
-    static_print static_range store store_tensor_descriptor sub sum swizzle2d tensor tensor_descriptor
-    tensor_descriptor_type topk trans tuple uint16 uint32 uint64 uint8 uint_to_uniform_float umulhi unsqueeze view void
-    where xor_sum zeros zeros_like
-""")
+_NOT_TL = _words("condition core extra math philox_impl random slice standard str_to_ty target_info to_tensor")
+
+
+def _is_of_tl(name: str) -> bool:
+    """Whether tl.NAME may be an operation or a type; one that does not exist is for Triton to say."""
+    return name not in _NOT_TL
 
 
 def _public(module: str) -> frozenset[str]:
@@ -91,10 +83,6 @@ def _public(module: str) -> frozenset[str]:
     found = importlib.import_module(module)
     names = getattr(found, "__all__", [n for n in vars(found) if not n.startswith("_")])
     return frozenset(n for n in names if not isinstance(vars(found).get(n), types.ModuleType))
-
-
-def _has(module: str, name: str) -> bool:
-    return hasattr(importlib.import_module(module), name)
 
 
 def namespaces(exercise: Exercise) -> dict[str, Rule]:
@@ -126,7 +114,7 @@ def namespaces(exercise: Exercise) -> dict[str, Rule]:
     if made_of == "triton":
         spaces |= {
             "triton": _words("Config autotune cdiv constexpr_function heuristics jit next_power_of_2 reinterpret"),
-            "triton.language": lambda name: name in _TL or not _has("triton.language", name),  # Python says it better
+            "triton.language": _is_of_tl,
             "triton.language.math": _words("""
                 abs ceil cos div_rn erf exp exp2 fdiv floor fma log log2 rsqrt sin sqrt sqrt_rn umulhi
             """),
@@ -210,16 +198,3 @@ DUNDERS = {
 """Methods with a meaning for Python that an answer's classes may have, by what it is made of."""
 
 CONTAINERS = _words("bool bytearray bytes complex dict float frozenset int list object set str tuple type")
-
-IN_A_KERNEL = _words("""
-    T abs advance argmax argmin associative_scan atomic_add atomic_and atomic_cas atomic_max atomic_min atomic_or
-    atomic_xchg atomic_xor block_shape block_type broadcast_to cast cdiv ceil cos cumprod cumsum dtype element_ty erf
-    exp exp2 expand_dims flip floor gather histogram is_block is_bool is_bf16 is_floating is_fp16 is_fp32 is_fp64
-    is_fp8 is_int is_int16 is_int32 is_int64 is_int8 is_int_signed is_int_unsigned is_ptr is_standard_floating load log
-    log2 logical_and logical_or max min ndim numel permute primitive_bitwidth ravel reduce reduce_or reshape rsqrt
-    scalar scatter shape sigmoid sin softmax sort split sqrt sqrt_rn store sum to trans type value view xor_sum
-""")
-"""Attributes of what a Triton kernel works with: tensors, types, descriptors, constants."""
-
-CALLED_IN_A_KERNEL = _words("abs bool float int isinstance len max min print range tuple")
-"""Builtins that Triton's language has."""

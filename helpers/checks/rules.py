@@ -7,8 +7,10 @@ that are refused. Which operators ran, and what is stale, shows at run time and 
 """
 
 import ast
+import importlib.util
 import re
 import string
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -21,6 +23,9 @@ _GIVEN = {"helpers", "tl", "torch", "triton"}
 _CLASSES = {"torch.Tensor", "torch.nn.Module", "triton.Config"}
 _TOO_DEEP = (1, "The answer is nested too deeply to be read: write its expressions out in several statements.")
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+_HOOKS = names.OUT_OF_TORCH | names.OUT_OF_TORCH_KERNELS | {"data_ptr"}
+"""Names by which Triton, torch or the check would call an object that looks like a tensor."""
+_DEFINITION = _FUNCTION | ast.ClassDef
 
 
 def broken(text: str, exercise: Exercise) -> list[tuple[int, str]]:
@@ -131,9 +136,11 @@ class _Rules:
             is_named = rule(name) if callable(rule) else name in rule
             is_private = name.startswith("_") and name not in names.PRIVATE_OPERATORS | {"__version__"}
             if so_far not in self.extra and (not is_named or is_private or name in names.NEVER):
-                return so_far
+                return "" if home in self.spaces and _is_missing(home, name) else so_far
             # what a small name of an open namespace holds may be a module
-            is_unknown = callable(rule) and name.islower() and name not in names.TORCH and home != "torch.ops.aten"
+            is_unknown = callable(rule) and name.islower() and name not in names.TORCH
+            if home == "torch.ops.aten":
+                return path if parts[i:] not in ([], ["default"], ["out"], ["Tensor"], ["Scalar"], ["dim"]) else ""
             return ".".join(parts[: i + 1]) if is_unknown and i < len(parts) else ""
         return ""
 
@@ -224,13 +231,8 @@ class _Rules:
             self.say(node, f"`{name}` gets another meaning", "choose a name that Python does not use")
         elif len(modules) > 1 or (not is_import and not is_alias and (modules or is_given)):
             self.say(node, f"`{name}` gets another meaning", "choose a name that stands for nothing else here")
-        elif scope.kind == "class" and self.has_torch and name in self._hooks(is_method):
+        elif scope.kind == "class" and self.has_torch and name in _HOOKS:
             self.say(node, f"`{name}` is defined in a class", "choose a name that tensors do not have")
-
-    def _hooks(self, is_method: bool) -> frozenset[str]:
-        """Names by which Triton, torch or the check would call an object that looks like a tensor."""
-        hooks = names.OUT_OF_TORCH | names.OUT_OF_TORCH_KERNELS | {"data_ptr"}
-        return hooks | names.IN_A_KERNEL if is_method and self.is_kernel else hooks
 
     # ---- attributes ----
 
@@ -315,12 +317,8 @@ class _Rules:
             self.say(node, said, "other code relies on it: work with names of your own")
         elif isinstance(node, ast.Attribute) and self.is_kernel and root.id not in self._selves(node):
             self.say(node, said, "keep the value in a variable of the function")
-        elif isinstance(node, ast.Attribute) and any(self._is_definition(s, root.id) for s in scopes):
+        elif isinstance(node, ast.Attribute) and self._is_a(_DEFINITION, root):
             self.say(node, said, "keep the value in a variable or in an object of your own")
-
-    def _is_definition(self, scope: Scope, name: str) -> bool:
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        return any(home is scope and isinstance(node, kinds) for home, node in self.bound[name])
 
     def _Subscript(self, node: ast.Subscript) -> None:
         if not isinstance(node.ctx, ast.Load):
@@ -348,6 +346,8 @@ class _Rules:
                 self.say(node, f"The module `{said}` is passed on as a value", f"write {said}.NAME where you use it")
         elif paths & _CLASSES and not self._is_type_place(node):
             self.say(node, f"The class `{said}` is passed on as a value", "name it in annotations and isinstance only")
+        elif "triton.jit" in paths and not self._is_jit_place(node):
+            self.say(node, f"`{said}` is passed on as a value", "write @triton.jit above the kernel")
         elif {p.rpartition(".")[0] for p in paths} == {"numpy"} and not self._is_launch_argument(node):
             self.say(node, f"`{said}` is used outside of a kernel's arguments", self._instead("numpy"))
 
@@ -370,6 +370,22 @@ class _Rules:
                 return self.text.scope_of[parent].kind != "class"
         return isinstance(parent, ast.MatchClass | ast.Compare)
 
+    def _is_jit_place(self, node: ast.AST) -> bool:
+        """Whether triton.jit decorates a function, gets one that stands in the text, or gets another name."""
+        parent = self.text.parent[node]
+        if isinstance(parent, ast.Call) and parent.func is node:
+            given = [*parent.args, *(k.value for k in parent.keywords if k.arg == "fn")]
+            if given:
+                return isinstance(given[0], ast.Name) and self._is_a(ast.FunctionDef, given[0])
+            node, parent = parent, self.text.parent[parent]
+        is_decorator = isinstance(parent, ast.FunctionDef) and node in parent.decorator_list
+        return is_decorator or (isinstance(parent, ast.Assign) and isinstance(node, ast.Name | ast.Attribute))
+
+    def _is_a(self, kinds, name: ast.Name) -> bool:
+        """Whether a name that is read may stand for a definition of these kinds in the text."""
+        holders = list(self.text.scope_of[name].holders(name.id))
+        return any(isinstance(made, kinds) for scope, made in self.bound[name.id] if scope in holders)
+
     def _is_launch_argument(self, node: ast.AST) -> bool:
         """Whether `np.int32(n)` stands in the tuple of arguments of `kernel(grid, block, (…))`."""
         call = self.text.parent[node]
@@ -377,7 +393,9 @@ class _Rules:
         launch = self.text.parent.get(user)
         if not (isinstance(call, ast.Call) and call.func is node and isinstance(user, ast.Tuple)):
             return False
-        return isinstance(launch, ast.Call) and len(launch.args) >= 3 and launch.args[2] is user
+        if not (isinstance(launch, ast.Call) and len(launch.args) >= 3 and launch.args[2] is user):
+            return False
+        return not (isinstance(launch.func, ast.Name) and self._is_a(_DEFINITION, launch.func))
 
     def _ClassDef(self, node: ast.ClassDef) -> None:
         for keyword in node.keywords:
@@ -425,8 +443,9 @@ class _Rules:
         def is_jit(made: ast.AST) -> bool:
             return "triton.jit" in self._paths(made.func if isinstance(made, ast.Call) else made)
 
-        calls = [n for n in self.nodes if isinstance(n, ast.Call) and n.args and is_jit(n)]
-        given = {call.args[0].id for call in calls if isinstance(call.args[0], ast.Name)}
+        calls = [n for n in self.nodes if isinstance(n, ast.Call) and is_jit(n)]
+        to = [a for call in calls for a in (*call.args, *(k.value for k in call.keywords))]
+        given = {a.id for a in to if isinstance(a, ast.Name)}
         functions = [n for n in self.nodes if isinstance(n, ast.FunctionDef)]
         self.jitted = {n for n in functions if n.name in given or any(map(is_jit, n.decorator_list))}
 
@@ -442,31 +461,20 @@ class _Rules:
                     self._refuse_in_kernel(node, "Python that a GPU has not stands", "use Triton's language only")
                 case ast.Yield() | ast.YieldFrom() | ast.Await() | ast.FunctionDef() | ast.With():
                     self._refuse_in_kernel(node, "Python that a GPU has not stands", "use Triton's language only")
-                case ast.Attribute():
-                    self._attribute_in_kernel(node)
                 case ast.Name(ctx=ast.Load()):
                     self._name_in_kernel(node, inside)
 
     def _refuse_in_kernel(self, node: ast.AST, what: str, instead: str) -> None:
         self.say(node, f"In a kernel, {what[0].lower()}{what[1:]}", instead)
 
-    def _attribute_in_kernel(self, node: ast.Attribute) -> None:
-        roots = {path.partition(".")[0] for path in self._paths(node)}
-        if "torch" in roots:
-            self._refuse_in_kernel(node, f"`{ast.unparse(node)}` is used", "use the operations of tl")
-        elif not roots and node.attr not in names.IN_A_KERNEL:
-            self._refuse_in_kernel(node, f"`{node.attr}` is used", "use the operations of tl")
-
     def _name_in_kernel(self, node: ast.Name, inside: set[ast.AST]) -> None:
         call = self.text.parent[node]
         is_called = isinstance(call, ast.Call) and call.func is node
         holders = list(self.text.scope_of[node].holders(node.id))
         bound = [made for scope, made in self.bound[node.id] if scope in holders]
-        if self._paths(node):
-            return
-        if not bound:
-            if is_called and node.id not in names.CALLED_IN_A_KERNEL:
-                self._refuse_in_kernel(node, f"`{node.id}` is called", "use the operations of tl")
+        if paths := self._paths(node):
+            if any(path.partition(".")[0] == "torch" for path in paths):
+                self._refuse_in_kernel(node, f"`{node.id}` is used", "use the operations and types of tl")
             return
         for made in bound:
             if isinstance(made, ast.FunctionDef):
@@ -532,6 +540,12 @@ class _Rules:
         while not isinstance(self.text.parent.get(node, self.text.tree), ast.Module):
             node = self.text.parent[node]
         return node
+
+
+def _is_missing(home: str, name: str) -> bool:
+    """Whether a module is known not to hold a name, as where it is misspelt: then Python says so when it runs."""
+    module = sys.modules.get(home)
+    return not (module is None or hasattr(module, name) or importlib.util.find_spec(f"{home}.{name}"))
 
 
 def _is_dunder(name: str) -> bool:
