@@ -263,6 +263,10 @@ class Launches:
     kernels: list[str] = field(default_factory=list)
     to_compile: list[dict] = field(default_factory=list)
 
+    @property
+    def last(self) -> str:
+        return self.kernels[-1] if self.kernels else ""
+
 
 class RaceFound(RuntimeError):
     """Races that the CUDA runner reports."""
@@ -399,7 +403,7 @@ class Play:
                 self.put(event="speed", seconds=self.timed(answer, speed))
             self.put(event="end", to_compile=self.launches.to_compile)
         except BaseException as error:
-            self.put(event="error", **at, **described(error))
+            self.put(event="error", **at, **described(error), kernel=self.launches.last)
 
     def answer(self):
         """Run the answer's text; returns what a case calls: the entry point, or the drive with it."""
@@ -447,6 +451,7 @@ class Play:
                 stack.enter_context(watch)
             out = answer(*arguments)
         if self.gpu:
+            self.put(event="returned", kernel=self.launches.last, **about)
             torch.cuda.synchronize()
         facts = dict(out[1]) if driven else {}
         out = out[0] if driven else out

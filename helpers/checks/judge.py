@@ -422,10 +422,11 @@ class Trial:
 
     def failed(self, last: dict, done: child.Result) -> Finding:
         if last.get("event") == "error":
-            return raised(last)
+            return raised(last, done.stderr)
         where = _still(done.stderr)
         if done.timed_out or done.seconds > self.seconds and done.signal:
-            return Finding("timeout", f"It was still running after {done.seconds:.1f} s{where}, and was stopped.")
+            what = f"The kernel `{last['kernel']}`, launched last," if last.get("kernel") else "It"
+            return Finding("timeout", f"{what} was still running after {done.seconds:.1f} s{where}, and was stopped.")
         while_ = " while its definitions were run" * (last.get("event") == "import")
         if done.signal:
             said = f"It was ended by {signal.Signals(done.signal).name}{while_}{where}."
@@ -498,8 +499,8 @@ class Unreadable(ValueError):
     """A frame that an answer damaged."""
 
 
-def raised(error: dict) -> Finding:
-    """The finding that an exception in the child stands for."""
+def raised(error: dict, stderr: str = "") -> Finding:
+    """The finding that an exception in the child stands for. stderr: of the child, where a GPU's asserts are told."""
     names = [name.rpartition(".")[2] for name in error["classes"]]
     message, kind = visible(error["message"].strip()), "exception"
     by_name = {
@@ -531,6 +532,11 @@ def raised(error: dict) -> Finding:
     if kind == "exception" and names[0] == "SystemExit":
         message = "It ended its own process with sys.exit."
         return Finding(kind, message)
+    if message.startswith(("CUDA error: ", "CUDA_ERROR_")):  # it comes later than its cause, and goes on for lines
+        message = message.partition("\n")[0].rstrip(".")
+        message += f"; the kernel launched last was `{error['kernel']}`." if error.get("kernel") else "."
+        if m := re.search(r"(\d+): [^\n]*?(block: \[.*?\], thread: \[.*?\]) Assertion `(.*)` failed", stderr):
+            message += f" Line {m[1]} of its text: assertion `{m[3]}` failed, {m[2]}."
     where = f" in line {error['line']} of your code (`{error['text'].strip()}`)" if error.get("text") else ""
     short = message if len(message) < 1200 else message[:1200] + " …"
     if kind in ("exception", "memory", "crash") and names[0] not in ("AssertFailed", "KernelError"):
