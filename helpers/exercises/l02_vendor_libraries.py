@@ -463,6 +463,7 @@ GROUPED_HEADS = Exercise(
     made_of="torch",
     reference=grouped_heads_reference,
     scale=grouped_heads_scale,
+    low="bfloat16",
     allow=ANY,
     forbid=NUMBERS,
     cases=(
