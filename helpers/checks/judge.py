@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 
-import psutil
 import torch
 
 from .. import ROOT, child, locks, machine, reveal, source, stage
@@ -198,11 +197,10 @@ class Trial:
 
     def cases(self, mode: str) -> Iterator[tuple[int, Case]]:
         """The cases of a mode with their numbers, which their seeds come from; too large ones are told."""
-        free = machine.here().free_bytes() if mode == "gpu" or not self.gpu else psutil.virtual_memory().available
         for i, case in enumerate(self.exercise.cases):
             if case.mode not in ("", mode):
                 continue
-            if case.memory_bytes > 0.8 * free:
+            if mode == "gpu" and case.memory_bytes > 0.8 * machine.here().free_bytes():
                 self.unchecked.append(f"{case.about}: it needs {case.memory_bytes / 2**30:.1f} GiB")
             else:
                 yield i, case

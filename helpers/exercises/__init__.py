@@ -85,7 +85,7 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 def far(x: torch.Tensor) -> torch.Tensor:
     """The rows of x (3 or more, 2-D) so far apart that the last one lies beyond element 2**31.
 
-    Virtual memory that is never touched: it costs what the rows hold. A case with it states its `memory_bytes`.
+    On the CPU virtual memory that is never touched: it costs what the rows hold. A GPU needs the case's `memory_bytes`.
     """
     stride = 2**31 // (x.shape[0] - 1) + 64
     memory = mmap.mmap(-1, (stride * (x.shape[0] - 1) + x.shape[1]) * x.element_size())
@@ -98,8 +98,8 @@ class Case:
 
     inputs: makes the arguments from a Draw: tensors (CPU; the judge moves them), numbers, strings, lists, dicts, None.
     kind: the distribution that the Draw draws from. exact: compare without tolerance (integers). seen: whether the
-    notebook shows the learner this case. memory_bytes: left out, and said so, where less is free. mode: "gpu" or
-    "cpu" for a case that only one mode runs (sizes that an interpreter would take minutes for).
+    notebook shows the learner this case. memory_bytes: left out, and said so, where less is free on a GPU. mode: "gpu"
+    or "cpu" for a case that only one mode runs (sizes that an interpreter would take minutes for).
     """
 
     about: str
