@@ -9,6 +9,8 @@ import json
 import multiprocessing
 import os
 import re
+import signal
+import sys
 import textwrap
 import threading
 from collections import Counter, deque
@@ -18,11 +20,11 @@ from pathlib import Path
 
 import psutil
 
-from . import exercises
+from . import exercises, machine
 
 MOST_WORKERS = 8
-WORKER_BYTES = 3 << 30
-"""Free memory for each worker: itself, what it forks answers from, and an answer of usual size."""
+WORKER_BYTES, WORKER_GPU_BYTES = 3 << 30, 16 << 30
+"""Free memory for each worker, for what it forks answers from and the largest cases; and of a GPU's."""
 
 LEAST_SHARE = 1 / 3
 """Of an exercise's time limit: what is left of it for a notebook that hangs again and again."""
@@ -106,8 +108,10 @@ class _Room:
         self.lock, self.workers, self.closed = threading.Lock(), [], False
 
     def work(self) -> None:
-        memory = psutil.virtual_memory().available // WORKER_BYTES
-        count = max(1, min(os.cpu_count() or 1, MOST_WORKERS, memory, self.total))
+        most = [os.cpu_count() or 1, MOST_WORKERS, self.total, psutil.virtual_memory().available // WORKER_BYTES]
+        if machine.gpu():
+            most.append(machine.here().free_bytes() // WORKER_GPU_BYTES)
+        count = max(1, min(most))
         threads = [threading.Thread(target=self._drain, daemon=True) for _ in range(count if self.total else 0)]
         try:
             for thread in threads:
@@ -118,6 +122,9 @@ class _Room:
             with self.lock:
                 self.closed = True
                 for worker in self.workers:
+                    worker.process.terminate()
+                for worker in self.workers:
+                    worker.process.join(10)
                     worker.process.kill()
                     worker.process.join()
 
@@ -129,10 +136,13 @@ class _Room:
                     return
                 path, exercise = self.jobs.popleft()
                 share = max(LEAST_SHARE, 1 / (1 + self.hung[path]))
-            row = worker.judge(path, exercise, share) if worker else None
-            if row is None and not self.closed:  # it died: killed from outside, or for memory
-                row = Row(str(path), exercise.name, None, "environment", "The process that judged it died.", 0.0)
+            row = worker.judge(path, exercise, share)
+            if row is None and not self.closed:
                 worker = self._hired()
+                row = worker.judge(path, exercise, share)  # once more: others may have used up the memory
+            if row is None and not self.closed:
+                worker = self._hired()
+                row = Row(str(path), exercise.name, False, "crash", "It ended the process that judged it, twice.", 0.0)
             with self.lock:
                 if self.closed:
                     return
@@ -171,6 +181,7 @@ class _Worker:
 def _serve(pipe) -> None:
     """What a worker does until its pipe closes. What it prints is not for the instructor's table."""
     os.setsid()  # Ctrl-C goes to the parent, which ends its workers
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # in order: what they forked ends first
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from . import checks
 

@@ -186,6 +186,22 @@ def test_every_exercise_of_an_unsolved_lab_is_a_row_and_progress_stays_untouched
     assert not (tmp_path / "progress.json").exists()
 
 
+def test_a_judge_that_dies_costs_one_row(unsolved, monkeypatch):
+    judge, died = grading._Worker.judge, []
+
+    def dies(worker, path, exercise, share):
+        if exercise.name == NAME:
+            died.append(worker.process.pid)
+            worker.process.kill()
+            worker.process.join()
+        return judge(worker, path, exercise, share)
+
+    monkeypatch.setattr(grading._Worker, "judge", dies)
+    rows = {row.exercise: row for row in grading.grade([unsolved])}
+    assert (rows.pop(NAME).kind, len(set(died))) == ("crash", 2)
+    assert {row.kind for row in rows.values()} == {"not-attempted"}
+
+
 @pytest.mark.parametrize(
     ("cells", "kind"),
     [
