@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except machine.NotReady as problem:
         print(problem, file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "Interrupted.", file=sys.stderr)
         return 130
 
 

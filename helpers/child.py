@@ -286,6 +286,7 @@ class _Watch:
 
     def ask(self, send) -> None:
         """Have a text say where it is (`faulthandler` of the zygote answers the signal), and read that."""
+        self.room[1] = 1 << 17  # also where it has flooded stderr: what is in the pipe comes first
         with contextlib.suppress(ProcessLookupError):
             send()
         self.until(time.monotonic() + 0.2)
