@@ -329,11 +329,12 @@ ROW_SOFTMAX = Exercise(
         Case("row r sees its first columns only, row 0 none", _scores(5, 110, 32, put=_causal), seen=True),
         Case("the first blocks hold nothing but -inf", _scores(2, 107, 32, put=_late)),
         Case("exactly one block", _scores(3, 128, 128)),
+        # not among the last: those are compiled as well, which takes long for so large a block
+        Case("one row of more than a million columns", _scores(1, 2**20 + 7, 16384), mode="cpu"),
         Case("one column more than a block, float16", _scores(4, 129, 128, torch.float16)),
         Case("rows shorter than a block", _scores(3, 37, 256), kind="outliers"),
         Case("one column", _scores(3, 1, 16)),
         Case("no row", _scores(0, 50, 32)),
-        Case("one row of more than a million columns", _scores(1, 2**20 + 7, 32768), mode="cpu"),
         Case("far from zero", _scores(2, 170, 64), kind="offset"),
         Case("far below zero", _scores(2, 90, 32, put=lambda x: x - 300.0)),
         Case("float16 with outliers", _scores(2, 300, 128, torch.float16), kind="outliers"),
