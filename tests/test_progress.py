@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers import ROOT, exercises, machine, progress
-from helpers.checks.notebook import _hint
+from helpers import ROOT, checks, exercises, machine, progress
 
 TODAY = datetime.date.today().isoformat()
 
@@ -66,8 +65,8 @@ def test_a_repeated_finding_offers_the_next_hint_up_to_the_last():
     one = SimpleNamespace(name="time", hints=("where", "idea", "code"), hints_for={"nan": ("zero over zero",)})
 
     def offered(kind):
-        progress.record(verdict("time", kind))
-        return _hint(one, SimpleNamespace(passed=False, kind=kind)).rpartition(": ")[2]
+        verdict = checks.Verdict("time", False, (checks.Finding(kind, "It is wrong."),), "cpu", 0.1)
+        return checks.remembered(one, verdict).hint.rpartition(": ")[2]
 
     assert [offered("race") for _ in range(5)] == ["", "where", "idea", "code", "code"]
     assert [offered("nan") for _ in range(3)] == ["", "zero over zero", "zero over zero"]
