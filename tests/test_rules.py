@@ -287,6 +287,66 @@ RIGHT_TRITON = {
             reduces[1,](x, out, BLOCK=x.numel())
             return out
         """,
+    "a tiled product, as in many tutorials": """
+        GROUP, EPS = 8, tl.constexpr(1e-6)
+        LOG2E: tl.constexpr = 1.44
+        @triton.jit
+        def leaky(x):
+            return tl.where(x >= 0, x, 0.01 * x)
+        @triton.autotune(configs=[triton.Config({"BM": 16, "BK": 16, "GROUP": GROUP}, num_stages=3)], key=["M", "K"])
+        @triton.jit
+        def product(a_ptr, b_ptr, c_ptr, M, K, stride_am, stride_ak, BM: tl.constexpr, BK: tl.constexpr,
+                    GROUP: tl.constexpr, ACTIVATION: tl.constexpr = ""):
+            pid = tl.program_id(axis=0)
+            first = (pid // GROUP) * GROUP
+            size = min(tl.cdiv(M, BM) - first, GROUP)
+            pid_m = first + ((pid % GROUP) % size)
+            rows = (pid_m * BM + tl.arange(0, BM)) % M
+            a_ptrs = a_ptr + (rows[:, None] * stride_am + tl.arange(0, BK)[None, :] * stride_ak)
+            acc = tl.zeros((BM, BM), dtype=tl.float32)
+            for k in range(0, tl.cdiv(K, BK)):
+                a = tl.load(a_ptrs, mask=tl.arange(0, BK)[None, :] < K - k * BK, other=0.0)
+                acc = tl.dot(a, tl.trans(a), acc, input_precision="ieee")
+                a_ptrs += BK * stride_ak
+            if ACTIVATION == "leaky":
+                acc = leaky(acc) * LOG2E + EPS
+            tl.device_assert(rows < M, "row")
+            assert BM > 0
+            while tl.atomic_cas(c_ptr, 0, 1) == 1:
+                pass
+            x, y = acc.to(c_ptr.dtype.element_ty), rows.to(tl.int64)
+            tl.store(c_ptr + y[:, None] * M + rows[None, :], x, mask=(rows < M)[:, None] & (rows < M)[None, :])
+        def answer(a, b=None, activation=""):
+            M, K = a.shape
+            c = torch.empty((M, M), device=a.device, dtype=torch.float16)
+            grid = lambda META: (triton.cdiv(M, META["BM"]) * triton.cdiv(M, META["BM"]),)
+            product[grid](a, b, c, M, K, *a.stride(), ACTIVATION=activation)
+            assert c.is_cuda or not a.is_cuda, f"{c.device} is not {a.device}"
+            return c
+        """,
+    "misspelt names, which Python reports": """
+        import math
+        from helpers import machine
+        @triton.jit
+        def misspelt(x_ptr):
+            tl.store(x_ptr, tl.gelu(tl.load(x_ptr)))
+        def answer(x):
+            misspelt[(1,)](torch.emtpy_like(x), math.squrt(2), machine.devise())
+            return launch(x.contigous())
+        """,
+    "a kernel with options, made by a call": """
+        def body(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+            tl.store(out_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + tl.arange(0, BLOCK)))
+        fast = triton.jit(body)
+        @triton.jit(do_not_specialize=["n"])
+        def slow(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+            tl.store(out_ptr + tl.arange(0, BLOCK), n)
+        def answer(x):
+            out = torch.empty_like(x)
+            fast[(1,)](x, out, x.numel(), BLOCK=16)
+            slow[(1,)](x, out, x.numel(), BLOCK=16)
+            return out
+        """,
     "a dictionary of kernels": """
         KERNELS = {"plain": kernel}
         def answer(x, which="plain"):
@@ -615,6 +675,31 @@ CHEATS = {
     "string annotations that are run": "import typing\ntyping.get_type_hints(launch)\n" + PLAIN,
     "update_wrapper as setattr": "import functools\nfunctools.update_wrapper(launch, kernel)\n" + PLAIN,
     "wraps as setattr": "from functools import wraps\nwraps(kernel, assigned=('fn',))(launch)\n" + PLAIN,
+    # hooks into what a launch runs
+    "tolist of oneself": "class A:\n    def go(self):\n        return self.tolist()\ny = A.go\n" + PLAIN,
+    "storage of oneself": "class A:\n    def go(self):\n        self._storage = self._storage()\n" + PLAIN,
+    "a private method of Tensor": "f = torch.Tensor._typed_storage\n" + PLAIN,
+    "a dunder of Tensor": "f = torch.Tensor.__array__\n" + PLAIN,
+    "a kernel's hooks": "kernel.pre_run_hooks.append(print)\n" + PLAIN,
+    "a kernel's parts by alias": "k = kernel\nk.rewriter\n" + PLAIN,
+    "something like a tensor": "class A:\n    def data_ptr(self):\n        return 16\n" + PLAIN,
+    "a tuple of one's own": "class A(tuple):\n    pass\n" + PLAIN,
+    "print to an object": "def answer(x):\n    print(x, file=launch)\n    return launch(x)\n",
+    "jit passed on": "from functools import partial\n@partial(triton.jit)\ndef odd(x):\n    x.go()\n" + PLAIN,
+    "jit of a parameter": "def deco(f):\n    return triton.jit(f)\n" + PLAIN,
+    "jit of a lambda": "odd = triton.jit(lambda x: x.go())\n" + PLAIN,
+    "a kernel that calls Python": "def f():\n    pass\n@triton.jit\ndef odd(x):\n    f()\n" + PLAIN,
+    "a kernel that calls its argument": "@triton.jit\ndef odd(x, f):\n    f()\n" + PLAIN,
+    "a kernel that reads a tensor": "X = torch.zeros(4)\n@triton.jit\ndef odd(x):\n    tl.store(x, X.sum())\n" + PLAIN,
+    "a kernel with a closure": "def f(y):\n    @triton.jit\n    def odd(x):\n        y.add_(1)\n    return odd\n"
+    + PLAIN,
+    "a kernel that uses torch": "@triton.jit\ndef odd(x):\n    torch.zeros(1)\n" + PLAIN,
+    "a kernel that sets an element": "@triton.jit\ndef odd(x):\n    x[0] = 1\n" + PLAIN,
+    "gradients": "def answer(x):\n    return launch(x.requires_grad_())\n",
+    "another allocator": "triton.set_allocator(lambda *a: None)\n" + PLAIN,
+    "a helper's path": "from helpers import machine\nmachine.Path('x').read_text()\n" + PLAIN,
+    "a verdict of one's own": "from helpers import show\nshow.note('passed')\n" + PLAIN,
+    "the wrapped function of a helper": "from helpers import machine\nmachine.here.__wrapped__\n" + PLAIN,
     # no kernel at all
     "no kernel": "def answer(x):\n    return torch.empty_like(x).copy_(x)\n",
     "a kernel that nothing uses": "def answer(x):\n    return x + 1\n",
@@ -665,6 +750,7 @@ PYTHON_CUDA_CHEATS = {
     "an order of threads": "def answer(x):\n    plus((1,), (1,), (x,), order='forward')\n    return launch(x)\n",
     "a compiler option": "m = cuda.RawModule(code=CODE, options=('-I/root',))\n" + PLAIN,
     "patching RawModule": "cuda.RawModule.get_function = None\n" + PLAIN,
+    "Triton": "import triton\n@triton.jit\ndef k(x):\n    pass\n" + PLAIN,
     "changing the source": "m = cuda.RawModule(code=CODE)\nm.code = ''\n" + PLAIN,
 }
 
@@ -678,6 +764,10 @@ TORCH_CHEATS = {
     "compile": "answer = torch.compile(lambda x: x)\n",
     "utils": "def answer(x):\n    return torch.utils.cpp_extension.load(x)\n",
     "a small module as a base": "def answer(x):\n    return torch.newmodule.function(x)\n",
+    "deep in an operator": "def answer(x):\n    return torch.ops.aten.add.default.redispatch\n",
+    "a compiler of one's own": "answer = torch.compile(print, backend=lambda graph, inputs: graph)\n",
+    "a tensor class": "class answer(torch.Tensor):\n    pass\n",
+    "a function protocol": "class answer:\n    def __torch_function__(self, *a):\n        return 1\n",
     "private operators": "def answer(x):\n    return torch.ops.aten._softmax(x, -1, False)\n",
     "other libraries' operators": "def answer(x):\n    return torch.ops.mkldnn.linear(x)\n",
     "numpy": "def answer(x):\n    return torch.from_numpy(x.numpy())\n",
@@ -806,6 +896,10 @@ def test_a_sentence_names_the_line_and_the_way_out():
 
 def test_text_that_is_no_python_is_for_the_compiler_to_say():
     assert judged("triton", "def answer(x:\n") == []
+
+
+def test_a_name_that_grows_comes_to_an_end():
+    assert judged("triton", "t = torch\nfor _ in range(3):\n    t = t.nn\n    t = t.parent\n" + TRITON + PLAIN)
 
 
 def test_deep_nesting_is_a_finding():

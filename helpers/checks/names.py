@@ -90,7 +90,7 @@ def namespaces(exercise: Exercise) -> dict[str, Rule]:
     made_of, named, is_open = exercise.made_of, exercise.allow - {"*"}, "*" in exercise.allow
     spaces: dict[str, Rule] = {
         "__future__": _words("annotations"),
-        "collections": frozenset(),
+        "collections": _words("Counter OrderedDict defaultdict deque namedtuple"),
         "collections.abc": _public("collections.abc"),
         "dataclasses": _words("KW_ONLY FrozenInstanceError InitVar asdict astuple dataclass field replace"),
         "functools": _words("cache cached_property cmp_to_key lru_cache partial reduce wraps"),
@@ -169,10 +169,13 @@ NEVER = _words("""
     ag_await ag_code ag_frame co_code co_consts co_names cr_await cr_code cr_frame cr_origin f_back f_builtins f_code
     f_globals f_lasti f_lineno f_locals f_trace func_globals gi_code gi_frame gi_yieldfrom mro tb_frame tb_lasti
     tb_lineno tb_next
-    atexit builtins ctypes faulthandler gc importlib inspect linecache marshal multiprocessing os pickle pkgutil
-    resource runpy shutil socket subprocess sys sysconfig tempfile threading traceback tracemalloc weakref
+    atexit builtins ctypes dump dumps faulthandler gc importlib inspect linecache marshal multiprocessing os pickle
+    pkgutil resource runpy shutil socket subprocess sys sysconfig tempfile threading tofile traceback tracemalloc
+    weakref
 """)
 """Attributes that lead to frames and code, or from one module into another."""
+
+PUBLIC_DESPITE_UNDERSCORES = _words("__name__ __version__ _asdict _fields _replace")
 
 OUT_OF_TORCH = _words("""
     apply_ map2_ map_ numpy pin_memory register_hook set_ share_memory_ storage tolist typed_storage untyped_storage

@@ -20,10 +20,10 @@ from .names import KERNELS
 from .scopes import Scope, Text
 
 _GIVEN = {"helpers", "tl", "torch", "triton"}
-_CLASSES = {"torch.Tensor", "torch.nn.Module", "triton.Config"}
+_CLASSES = {"torch.Tensor", "torch.nn.Module", "triton.Config", "helpers.cuda.RawModule", "helpers.cuda.Kernel"}
 _TOO_DEEP = (1, "The answer is nested too deeply to be read: write its expressions out in several statements.")
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
-_HOOKS = names.OUT_OF_TORCH | names.OUT_OF_TORCH_KERNELS | {"data_ptr"}
+_HOOKS = names.OUT_OF_TORCH | {"data_ptr", "item"}
 """Names by which Triton, torch or the check would call an object that looks like a tensor."""
 _DEFINITION = _FUNCTION | ast.ClassDef
 
@@ -106,7 +106,8 @@ class _Rules:
                     for target in targets:
                         if isinstance(target, ast.Name):
                             for path in self._paths(node.value):
-                                self._learn(target, target.id, path)
+                                if {path, path.rpartition(".")[0]} & self.spaces.keys():  # not ever deeper: a = a.b
+                                    self._learn(target, target.id, path)
 
     def _learn(self, node: ast.AST, name: str, path: str) -> None:
         scope = self.text.scope_of[node].home(name, isinstance(self.text.parent[node], ast.NamedExpr))
@@ -276,7 +277,7 @@ class _Rules:
 
     def _may_be_private(self, node: ast.AST, name: str, base: ast.AST | None) -> bool:
         is_super = isinstance(base, ast.Call) and isinstance(base.func, ast.Name) and base.func.id == "super"
-        if name in ("__name__", "__version__") or (name == "__init__" and is_super):
+        if name in names.PUBLIC_DESPITE_UNDERSCORES or (name == "__init__" and is_super):
             return True
         named = {f"torch.{name}", f"torch.ops.aten.{name}"} & self._paths(node)
         if any(not self._refused(path) for path in named):
@@ -348,7 +349,7 @@ class _Rules:
             self.say(node, f"The class `{said}` is passed on as a value", "name it in annotations and isinstance only")
         elif "triton.jit" in paths and not self._is_jit_place(node):
             self.say(node, f"`{said}` is passed on as a value", "write @triton.jit above the kernel")
-        elif {p.rpartition(".")[0] for p in paths} == {"numpy"} and not self._is_launch_argument(node):
+        elif {p.rpartition(".")[0] for p in paths} == {"numpy"} and not self._is_scalar_place(node):
             self.say(node, f"`{said}` is used outside of a kernel's arguments", self._instead("numpy"))
 
     def _is_type_place(self, node: ast.AST) -> bool:
@@ -386,16 +387,11 @@ class _Rules:
         holders = list(self.text.scope_of[name].holders(name.id))
         return any(isinstance(made, kinds) for scope, made in self.bound[name.id] if scope in holders)
 
-    def _is_launch_argument(self, node: ast.AST) -> bool:
-        """Whether `np.int32(n)` stands in the tuple of arguments of `kernel(grid, block, (…))`."""
+    def _is_scalar_place(self, node: ast.AST) -> bool:
+        """Whether `np.int32(n)` stands among a kernel's arguments, or gets a name."""
         call = self.text.parent[node]
         user = self.text.parent[call]
-        launch = self.text.parent.get(user)
-        if not (isinstance(call, ast.Call) and call.func is node and isinstance(user, ast.Tuple)):
-            return False
-        if not (isinstance(launch, ast.Call) and len(launch.args) >= 3 and launch.args[2] is user):
-            return False
-        return not (isinstance(launch.func, ast.Name) and self._is_a(_DEFINITION, launch.func))
+        return isinstance(call, ast.Call) and call.func is node and isinstance(user, ast.Tuple | ast.List | ast.Assign)
 
     def _ClassDef(self, node: ast.ClassDef) -> None:
         for keyword in node.keywords:
@@ -545,7 +541,9 @@ class _Rules:
 def _is_missing(home: str, name: str) -> bool:
     """Whether a module is known not to hold a name, as where it is misspelt: then Python says so when it runs."""
     module = sys.modules.get(home)
-    return not (module is None or hasattr(module, name) or importlib.util.find_spec(f"{home}.{name}"))
+    if module is None or hasattr(module, name):
+        return False
+    return not (hasattr(module, "__path__") and importlib.util.find_spec(f"{home}.{name}"))
 
 
 def _is_dunder(name: str) -> bool:
