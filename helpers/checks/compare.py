@@ -27,9 +27,9 @@ def compare(exercise: Exercise, case: Case, inputs: tuple, outputs: Any, about: 
     if problem:
         return [problem]
     wanted, got = tensors(expected), tensors(outputs)
-    runs = None
+    runs, names = None, places(expected)
     for i, (want, have, said) in enumerate(zip(wanted, got, about, strict=True)):
-        name = "its result" if len(wanted) == 1 else f"result {i}"
+        name = "its result" if len(wanted) == 1 else f"result {names[i]}"
         dtype = exercise.dtype or _dtype(inputs)
         dtype = dtype if want.is_floating_point() else want.dtype
         if problem := _layout(name, want, dtype, have, said):
@@ -102,6 +102,14 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     mapped(tree, found.append)
     return found
+
+
+def places(tree: Any, at: str = "") -> list[str]:
+    """Where each tensor of a tree stands: "1" in a tuple, "eager[0][1]" in lists in a dict."""
+    if isinstance(tree, torch.Tensor):
+        return [at]
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple | list) else ()
+    return [place for key, part in parts for place in places(part, f"{at}[{key}]" if at else str(key))]
 
 
 # -------------------------------------------------------------------------------------------------------------------
