@@ -99,3 +99,56 @@ def test_inductor_reads_code_without_running_it():
     assert all(line.startswith("# AOT ID") for line in numbered) and code[0] == code[1]
     assert only_written.kernels == ran.kernels and len(ran.kernels) == 1
     assert torch.allclose(torch.compile(shifted)(x), shifted(x))
+
+
+class Counts(torch.nn.Module):
+    """Reads a Python number that changes with each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def prints(x):
+    print("a side effect before any operator")
+    return x * 2
+
+
+def branches(x):
+    x = x * 2
+    return x + 1 if x.sum() > 0 else x
+
+
+@torch.compiler.allow_in_graph
+def unread(x):
+    return x * 2
+
+
+def test_graphs_of_a_function_that_the_compiler_follows():
+    calls = [(torch.full((3,), value),) for value in (1.0, -1.0)]
+    traced = reveal.graphs(lambda: lambda x: torch.relu(x) + 1, calls)
+    assert (traced.graphs, traced.breaks, traced.recompiled, traced.opaque) == (1, [], "", [])
+    assert [float(y[0]) for y in traced.outputs] == [2.0, 1.0]
+
+
+def test_graphs_says_where_and_why_one_is_broken():
+    x = torch.ones(3)
+    for function, line in (
+        (branches, "return x + 1 if x.sum() > 0 else x: "),
+        (prints, 'print("a side effect before any operator"): '),
+    ):
+        (said,) = reveal.graphs(lambda function=function: function, [(x,)]).breaks
+        assert said.startswith(line) and len(said) > len(line)
+
+
+def test_graphs_says_what_a_recompilation_had_assumed():
+    traced = reveal.graphs(Counts, [(torch.ones(3),)] * 3)
+    assert (traced.graphs, traced.breaks, traced.recompiled) == (3, [], "fn.calls == 0")
+
+
+def test_graphs_names_what_no_compiler_can_look_into():
+    assert reveal.graphs(lambda: lambda x: unread(x) + 1, [(torch.ones(3),)]).opaque == ["unread"]

@@ -125,7 +125,8 @@ def judge_graphs(inputs, outputs, facts):
         names = ", ".join(f"`{name}`" for name in facts["opaque"])
         return [("graph-break", f"The graph holds {names}, which the compiler cannot look into: a break out of sight.")]
     if not facts["graphs"]:
-        return [("graph-break", "None of the operators reach the compiler.")]
+        said = "None of the operators reach the compiler. A break inside a loop leaves the whole function to Python."
+        return [("graph-break", said)]
     if facts["graphs"] > 1:
         assumed = facts["recompiled"].replace("fn.", "self.")
         said = f": the first had assumed `{assumed}`" if assumed else ""
