@@ -7,7 +7,7 @@ import pytest
 
 from helpers import source
 from helpers.checks import judge
-from helpers.checks.rules import broken, broken_cuda
+from helpers.checks.rules import broken
 from helpers.exercises import Case, Exercise
 
 
@@ -386,7 +386,7 @@ RIGHT_CUDA = {
             __syncthreads();
             if (x[0] < 0) asm("trap;");
             assert(N > 0);
-            printf("%d", N);
+            printf("%d: 50%: done", N);
         }
         """
         NAMES = [f"pair<float, {n}>" for n in (1, 2)]
@@ -425,6 +425,9 @@ RIGHT_CUDA = {
         #include <cuda_bf16.h>   // half as wide
         #include <mma.h>
         #include <cuda/std/type_traits>
+        #ifndef _GUARD
+        #define _GUARD
+        #endif
         #define AT(i, j) ((i) * 32 + (j)) /* a
         comment */ \\
             + 0
@@ -725,7 +728,8 @@ CUDA_CHEATS = {
     "a header by macro": "#define H <x>\n#include H",
     "a line that is cut": '#inc\\\nlude "x.h"',
     "a shell": 'void f() { system("ls"); }',
-    "another compiler": "#ifndef __CUDACC_RTC__\n#endif",
+    "another compiler": "#ifndef __CUDACC_RTC__\n#define __CUDACC_RTC__\n#endif",
+    "what the runner defines": "#if defined(CC_HALF)\n#endif",
     "cub": "#include <cub/cub.cuh>",
     "a file in assembly": 'asm(".incbin \\"x\\"");',
     "a digraph": "%:include <x>",
@@ -735,7 +739,6 @@ CUDA_CHEATS = {
 @pytest.mark.parametrize("about", CUDA_CHEATS)
 def test_cuda_text_is_held_to_the_gpu(about):
     code = CUDA_CHEATS[about]
-    assert broken_cuda(code)
     text = CUDA.replace("#include <cuda_fp16.h>", code) + PLAIN
     found = broken(text, exercise("cuda"))
     assert found and all("\n" not in sentence for _, sentence in found)

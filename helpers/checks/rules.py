@@ -409,7 +409,7 @@ class _Rules:
             self.say(node, "`functools.wraps` is used with more than a function", "write @functools.wraps(function)")
         if isinstance(node.func, ast.Name) and node.func.id == "print" and "file" in named:
             self.say(node, "`print` writes to a file", "leave file= out")
-        backend = next((k.value for k in node.keywords if k.arg == "backend"), ast.Constant(""))
+        backend = next((k.value for k in node.keywords if k.arg in ("backend", None)), ast.Constant(""))
         if "torch.compile" in self._paths(node.func) and not isinstance(backend, ast.Constant):
             self.say(node, "A backend of its own is given to the compiler", "name one of torch's, or none")
         if self.exercise.made_of == "cuda" and "order" in named:
@@ -581,15 +581,9 @@ _HEADERS = re.compile(
 )
 _HOST = re.compile(
     r"\b(?:system|popen|v?fork|execv?[lpe]*|posix_spawnp?|dlopen|dlsym|syscall|getenv|mmap|mprotect|ptrace|fopen|"
-    r"pthread_create|process_vm_\w+|__has_include|__has_embed)\s*\(|#\s*embed\b|%:|\.incbin"
+    r"pthread_create|process_vm_\w+|__has_include|__has_embed)\s*\(|#\s*embed\b|^\s*%:|\.incbin"
 )
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|/\*.*?\*/|//[^\n]*', re.S)
-
-
-def broken_cuda(code: str) -> list[tuple[int, str]]:
-    """The rules that CUDA C text breaks, as it is given to RawModule: (line of `code`, one sentence)."""
-    lines = code.split("\n")
-    return [(n, _sentence(lines, n, what, instead)) for n, what, instead in _cuda_rules(code)]
 
 
 def _cuda_rules(code: str) -> Iterator[tuple[int, str, str]]:
@@ -604,8 +598,9 @@ def _cuda_rules(code: str) -> Iterator[tuple[int, str, str]]:
             if not _HEADERS.match(m[1].strip()):
                 yield number, f"The header `{m[1].strip()}` is included", "a kernel here needs CUDA's own headers only"
         elif m := re.match(r"\s*#\s*(?:if|ifdef|ifndef|elif)\b(.*)", line):
-            asked = set(re.findall(r"[A-Za-z_]\w*", m[1])) - defined - {"__CUDA_ARCH__"}
-            for name in sorted(n for n in asked if n.startswith("_") or n in ("linux", "unix", "CC_HALF")):
+            asked = set(re.findall(r"[A-Za-z_]\w*", m[1])) - {"__CUDA_ARCH__", "__cplusplus"}
+            given = {n for n in asked if n.startswith("__") or (n.startswith("_") and n not in defined)}
+            for name in sorted(given | asked & {"linux", "unix", "CC_HALF"}):
                 yield number, f"The compiler's macro `{name}` is asked for", "write the same code for every compiler"
         if m := _HOST.search(line):
             yield number, f"`{m[0].strip('( ')}` stands", "a kernel has no business with the host"
