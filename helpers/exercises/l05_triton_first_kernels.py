@@ -215,6 +215,11 @@ BIAS_GELU = Exercise(
         "where r < rows and c < cols.",
     ),
     hints_for={
+        "exception": (
+            "If it is about tanh: `tl` has none, and libdevice's gives nothing back in the interpreter. What else in "
+            "`tl` is made of an exponential?",
+            "tanh(u) = 2 · sigmoid(2u) - 1, and `tl.sigmoid` exists.",
+        ),
         "nan": (
             "Compute exp(2u) by hand for an x of 200. What is infinity divided by infinity?",
             "`tl.sigmoid(2u)` is 1 / (1 + exp(-2u)): an infinite denominator gives 0, and nothing is divided by it.",
@@ -506,7 +511,8 @@ REVIEW_A_KERNEL = Exercise(
     ),
     hints_for={
         "exception": (
-            "The message names what the language does not have. Which function does the article need it for?",
+            "The message names what the language does not have. Which function does the article need it for? (libdevice has "
+            "one on a GPU, and gives nothing back in the interpreter.)",
             "tanh(u) = 2 · sigmoid(2u) - 1, and `tl.sigmoid` exists.",
         ),
         "out-of-bounds": (
