@@ -511,8 +511,8 @@ REVIEW_A_KERNEL = Exercise(
     ),
     hints_for={
         "exception": (
-            "The message names what the language does not have. Which function does the article need it for? (libdevice has "
-            "one on a GPU, and gives nothing back in the interpreter.)",
+            "The message names what the language does not have. Which function does the article need it for? "
+            "(libdevice has one on a GPU, and gives nothing back in the interpreter.)",
             "tanh(u) = 2 · sigmoid(2u) - 1, and `tl.sigmoid` exists.",
         ),
         "out-of-bounds": (
