@@ -4,9 +4,7 @@ import dataclasses
 import json
 import os
 import re
-import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -17,6 +15,7 @@ from .. import ROOT, child, locks, machine, reveal, source, stage
 from ..exercises import Case, Draw, Exercise, travelling
 from . import rules, sanitizer
 from .compare import compare, short, tensors
+from .findings import caught, composed, failed, limited, owner, still, untouched, visible
 from .verdict import UNJUDGED, Finding, Verdict
 
 GAP = re.compile(r"raise NotImplementedError|#\s*error\b")
@@ -28,9 +27,6 @@ PRINTED = 2000
 
 MEMORY_BYTES = 4 << 30
 """What an answer may allocate on the CPU beyond the packages."""
-
-MOST_FILLS = 16
-"""How often a kernel's wrapper may call fill_ in a call: enough to clear buffers, not to write a result by elements."""
 
 MOST_COMPILED = 4
 """Variants of each of an answer's kernels (constants, types) that are compiled for a GPU."""
@@ -142,7 +138,7 @@ class Trial:
         """What the text alone says: a gap left open, a syntax error, rules that it breaks."""
         lines = self.text.splitlines()
         if gap := next((i for i, line in enumerate(lines, 1) if GAP.search(line)), 0):
-            return [Finding("not-attempted", f"Your code is still missing in `{_owner(lines, gap)}`.", {"line": gap})]
+            return [Finding("not-attempted", f"Your code is still missing in `{owner(lines, gap)}`.", {"line": gap})]
         try:
             compile(self.text, "answer.py", "exec")
         except SyntaxError as error:
@@ -262,7 +258,7 @@ class Trial:
             except child.Stopped as stopped:
                 at = next((m["case"] for m, _ in reversed(_left(left_file)) if "case" in m), -1)
                 case = f", in the case: {cases[at][1].about}" if 0 <= at < len(cases) else ""
-                self.place = f"{_still(stopped.stderr)}{case}"
+                self.place = f"{still(stopped.stderr, self.text)}{case}"
                 raise
             left = _left(left_file)
         self.printed = _printed(done)
@@ -316,7 +312,7 @@ class Trial:
         outputs = [_bits(t, said) for t, said in zip(got, about, strict=False)]
         tree = stage.decode(message["outputs"], outputs)
         facts = message["facts"]
-        findings = self.untouched(inputs, got[len(about) :])
+        findings = untouched(inputs, got[len(about) :])
         if message["stray"]:
             first, last = message["stray"][0]
             place = f"{-first} bytes before the start" if first < 0 else "past the end"
@@ -326,76 +322,8 @@ class Trial:
         if self.exercise.judge and not findings:
             findings = [Finding(k, said) for k, said in self.exercise.judge(inputs, tree, facts)]
         empty = (bool(about) and not any(t.numel() for t in outputs)) or not all(t.numel() for t in tensors(inputs))
-        counted = [] if findings else self.composed(facts, empty) or self.limited(mode, inputs, facts)
+        counted = [] if findings else composed(self.exercise, facts, empty) or limited(self.exercise, inputs, facts)
         return caught("values", findings) or caught("counts", counted)
-
-    def untouched(self, inputs: tuple, images: list[torch.Tensor]) -> list[Finding]:
-        """Inputs, their guard zones and the gaps between their elements are bit for bit what they were."""
-        for i, (t, now) in enumerate(zip(tensors(inputs), images, strict=False)):
-            was = stage.image(stage.laid_out(t, t.stride(), "cpu"))
-            if torch.equal(was, now):
-                continue
-            hit = (was != now).nonzero().flatten()
-            outside = bool(hit[0] < stage.GUARD_BYTES) or bool(hit[-1] >= len(was) - stage.GUARD_BYTES)
-            if outside:
-                return [Finding("out-of-bounds", f"It wrote outside its input {i}, of shape {tuple(t.shape)}.")]
-            return [Finding("input-modified", f"Input {i}, of shape {tuple(t.shape)}, was changed by the answer.")]
-        return []
-
-    def composed(self, facts: dict, empty: bool) -> list[Finding]:
-        """Whether the answer is made of what is asked for: its operators, memory of its own, and, unless there is
-        nothing to do (`empty`), kernels of its own."""
-        exercise = self.exercise
-        if facts.get("threads"):
-            return [Finding("forbidden", "The answer left a thread running: its work must be done when it returns.")]
-        operators = facts.get("operators", [])
-        if exercise.made_of in ("triton", "cuda"):
-            wrong = [n for n in operators if n not in exercise.allow | {"fill_", "zero_"} and "*" not in exercise.allow]
-            if "repr" in wrong:
-                said = "The answer turns a tensor into text, in print or an f-string: print it in a cell of its own."
-                return [Finding("forbidden", said)]
-            what = "Triton" if exercise.made_of == "triton" else "CUDA"
-            if wrong:
-                called = ", ".join(f"torch's `{n}`" for n in dict.fromkeys(wrong))
-                return [Finding("forbidden", f"The answer called {called}; a {what} kernel of yours is to do that.")]
-            if facts["foreign"] and not (exercise.drive or exercise.allow):
-                return [
-                    Finding(
-                        "forbidden",
-                        f"The result is no tensor that was allocated for a {what} kernel to write: take one from "
-                        "torch.empty, and let the kernel fill it.",
-                    )
-                ]
-            if operators.count("fill_") > MOST_FILLS:
-                said = f"The answer filled tensors {operators.count('fill_')} times from Python"
-                return [Finding("forbidden", f"{said}; a {what} kernel of yours is to write what it returns.")]
-            if not (exercise.drive or empty or facts["kernels"]):
-                return [
-                    Finding("forbidden", f"No {what} kernel was launched: the kernel is what the exercise asks for.")
-                ]
-            if facts["views"] and not (exercise.drive or empty):
-                return [Finding("forbidden", "The result lies in an input's memory: write it into memory of its own.")]
-        elif operators:
-            wrong = [n for n in operators if n in exercise.forbid]
-            if "*" not in exercise.allow and exercise.allow:
-                wrong += [n for n in operators if n not in exercise.allow | {"fill_", "zero_"}]
-            if wrong:
-                called = ", ".join(f"torch's `{n}`" for n in dict.fromkeys(wrong))
-                return [
-                    Finding("forbidden", f"The answer called {called}, which this exercise asks you to do without.")
-                ]
-        return []
-
-    def limited(self, mode: str, inputs: tuple, facts: dict) -> list[Finding]:
-        for limit in self.exercise.limits:
-            if limit.fact not in facts:  # what kernels ask for is counted on the CPU only
-                continue
-            fact, most = facts[limit.fact], limit.most(*inputs)
-            if fact > most * (1 + 1e-9):
-                ran = _counted(facts.get("operators", []))
-                said = limit.says.format(fact=_amount(fact), most=_amount(most), operators=ran)
-                return [Finding(limit.kind, said, {limit.fact: fact, "most": most})]
-        return []
 
     def told(self, finding: Finding, case: Case, how: str = "", inputs: tuple = ()) -> Finding:
         """The finding, and how to see it again; plain inputs are shown, since they can be worked out on paper."""
@@ -413,25 +341,10 @@ class Trial:
         if last.get("event") == "end" and done.exit == 0:
             return []
         at = last.get("case", -1)
-        finding = self.failed(last, done)
+        finding = failed(last, done, self.text, self.seconds)
         if 0 <= at < len(cases) and finding.kind != "environment":
             finding = self.told(finding, cases[at][1])
         return caught("guards" if last.get("event") == "error" else "process", [finding])
-
-    def failed(self, last: dict, done: child.Result) -> Finding:
-        if last.get("event") == "error":
-            return raised(last, done.stderr)
-        where = _still(done.stderr)
-        if done.timed_out or done.seconds > self.seconds and done.signal:
-            what = f"The kernel `{last['kernel']}`, launched last," if last.get("kernel") else "It"
-            return Finding("timeout", f"{what} was still running after {done.seconds:.1f} s{where}, and was stopped.")
-        while_ = " while its definitions were run" * (last.get("event") == "import")
-        if done.signal:
-            said = f"It was ended by {signal.Signals(done.signal).name}{while_}{where}."
-            if done.signal == signal.SIGKILL:
-                said += " The answer did that, another process, or the system for want of memory."
-            return Finding("crash", said)
-        return Finding("crash", f"Its process ended by itself (status {done.exit}){while_}, before it returned.")
 
     # ---- more than values ----
 
@@ -478,7 +391,7 @@ class Trial:
         left, done = self.played("gpu", [], {**_travel(speed.rival), "as_case": case})
         times = next((m["seconds"] for m, _ in left if m.get("event") == "speed"), None)
         if times is None:
-            return [self.failed(left[-1][0] if left else {}, done)]
+            return [failed(left[-1][0] if left else {}, done, self.text, self.seconds)]
         (mine, _, _), (rival, _, _) = times
         share = rival / mine
         if share < speed.least:
@@ -488,75 +401,11 @@ class Trial:
         return []
 
 
-def caught(by: str, findings: list[Finding]) -> list[Finding]:
-    """The findings with what found them."""
-    return [dataclasses.replace(f, caught_by=by) for f in findings]
-
-
 class Unreadable(ValueError):
     """A frame that an answer damaged."""
 
 
-def raised(error: dict, stderr: str = "") -> Finding:
-    """The finding that an exception in the child stands for. stderr: of the child, where a GPU's asserts are told."""
-    names = [name.rpartition(".")[2] for name in error["classes"]]
-    message, kind = visible(error["message"].strip()), "exception"
-    by_name = {
-        "NotReady": "environment",
-        "OutOfBounds": "out-of-bounds",
-        "Race": "race",
-        "RaceFound": "race",
-        "Deadlock": "deadlock",
-        "CompileError": "compile",
-        "CompilationError": "compile",
-        "OutOfResources": "compile",
-        "LaunchError": "exception",
-        "BadArgument": "exception",
-        "AssertFailed": "exception",
-        "KernelError": "crash",
-        "OutOfMemoryError": "memory",
-        "MemoryError": "memory",
-        "NotImplementedError": "exception",
-    }
-    kind = next((by_name[n] for n in names if n in by_name), kind)
-    if kind == "exception":
-        for pattern, better in (
-            (r"not enough memory|can't allocate memory|[Oo]ut of memory", "memory"),
-            (r"illegal memory access", "out-of-bounds"),
-            (r"misaligned address|unspecified launch failure|an illegal instruction", "crash"),
-        ):
-            if re.search(pattern, message):
-                kind = better
-    if kind == "exception" and names[0] == "SystemExit":
-        message = "It ended its own process with sys.exit."
-        return Finding(kind, message)
-    if message.startswith(("CUDA error: ", "CUDA_ERROR_")):  # it comes later than its cause, and goes on for lines
-        message = message.partition("\n")[0].rstrip(".")
-        message += f"; the kernel launched last was `{error['kernel']}`." if error.get("kernel") else "."
-        if m := re.search(r"(\d+): [^\n]*?(block: \[.*?\], thread: \[.*?\]) Assertion `(.*)` failed", stderr):
-            message += f" Line {m[1]} of its text: assertion `{m[3]}` failed, {m[2]}."
-    where = f" in line {error['line']} of your code (`{error['text'].strip()}`)" if error.get("text") else ""
-    short = message if len(message) < 1200 else message[:1200] + " …"
-    if kind in ("exception", "memory", "crash") and names[0] not in ("AssertFailed", "KernelError"):
-        short = f"{names[0]}{where}: {short}"
-    return Finding(kind, short, {"line": error.get("line")})
-
-
-def visible(text: str) -> str:
-    """`text` without what a terminal would obey (an answer could write over its verdict) or could not encode."""
-    text = re.sub(r"\r\n?", "\n", text)
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
-
-
 # -------------------------------------------------------------------------------------------------------------------
-
-
-def _owner(lines: list[str], number: int) -> str:
-    """The function in whose text a line stands."""
-    for line in reversed(lines[:number]):
-        if m := re.match(r"\s*(?:def|class) (\w+)|.*\bvoid\s+(?:__\w+__\([^)]*\)\s*)?(\w+)\s*\(", line):
-            return m[1] or m[2]  # __global__ may stand a line above
-    return lines[number - 1].strip()
 
 
 def _spec(t: torch.Tensor, which: str, blobs: list) -> dict:
@@ -584,15 +433,6 @@ def _travel(function) -> dict | None:
     return {"text": travelling(function), "name": function.__name__} if function else None
 
 
-def _counted(names: list[str]) -> str:
-    """Names in the order in which they first occur, with how often: "clone, mm ×3"."""
-    return ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in Counter(names).items())
-
-
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2f}"
-
-
 def _left(file) -> list:
     """The frames in a file that a child wrote."""
     file.seek(0)
@@ -602,9 +442,3 @@ def _left(file) -> list:
 def _printed(done: child.Result) -> str:
     said = visible(done.stdout.strip("\n"))
     return said if len(said) <= PRINTED else said[:PRINTED] + f"\n[{len(said) - PRINTED:,} more characters]"
-
-
-def _still(stderr: str) -> str:
-    """The answer's line that ran last, from the traceback that the child leaves before it is stopped."""
-    found = re.findall(r'File "[^"]*answer\.py", line (\d+) in (\S+)', stderr)
-    return f" in line {found[0][0]} of your code, in `{found[0][1]}`" if found else ""

@@ -9,8 +9,14 @@ from pathlib import Path
 from .. import child, machine, stage
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-SECONDS = 120
-"""For each tool: it slows kernels down by 10 to 100 times."""
+SECONDS = 60
+"""For each tool: starting torch under it takes most of that, and it slows kernels down by 10 to 100 times."""
+
+_PLAY = """
+import os, sys
+from helpers import stage
+stage.play((os.open(sys.argv[1], os.O_RDONLY), os.open(sys.argv[2], os.O_WRONLY)))
+"""
 
 _REPORTS = (
     (r"Invalid __\w+__ (?:read|write|atomic)", "out-of-bounds"),
@@ -34,7 +40,7 @@ def run(path: str, tool: str, job: dict, blobs: list[memoryview]) -> list[tuple[
             stage.put(f.fileno(), job | {"sanitized": True}, blobs)
         left.touch()
         done = child.command(
-            [path, f"--tool={tool}", "--print-limit=4", sys.executable, "-m", "helpers.stage", job_file, left],
+            [path, f"--tool={tool}", "--print-limit=4", sys.executable, "-c", _PLAY, job_file, left],
             env={
                 "HELPERS_MODE": "gpu",
                 "PYTHONPATH": machine.python_path(),

@@ -1,0 +1,194 @@
+"""What an answer sends to PyTorch, and what it launches, seen from outside while it runs."""
+
+import inspect
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from .. import ledger
+from .guards import guarded
+
+ALLOCATES = {
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "new_zeros", "new_full", "new_ones"),
+    *("zeros", "zeros_like", "full", "full_like", "ones", "ones_like", "scalar_tensor"),
+}
+
+
+_ANSWERS = {"_local_scalar_dense": "item", "equal": "equal"}
+"""Operators that launch nothing and give Python a value, with their names in Python."""
+
+
+class Watch(ledger.Watch):
+    """Notes the operators that an answer sends to PyTorch, and gives it guarded, poisoned memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators: list[str] = []
+        self.given: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        name = operator.overloadpacket.__name__
+        if operator is torch.ops.aten.fill_.Tensor:
+            name = "copy_"  # of one element
+        before = len(self.launches)
+        out = super().__torch_dispatch__(operator, types, args, kwargs)
+        if name in ALLOCATES:
+            del self.launches[before:]
+            if out.layout == torch.strided and out.device.type in ("cpu", "cuda"):
+                plain, out = out, guarded(tuple(out.shape), out.stride(), out.dtype, out.device.type)
+                if "empty" not in name:
+                    out.copy_(plain)
+                self.given.append(out)
+        elif len(self.launches) > before:  # what only makes a view launches nothing
+            self.operators.append(name)
+        elif name in _ANSWERS:
+            self.operators.append(_ANSWERS[name])
+        return out
+
+
+def watch_values() -> None:
+    """Note as an operator what takes values out of tensors, or puts them into others, where no watch sees it."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    def noting(owner, attribute: str, name: str, only_of_tensors: bool = False) -> None:
+        plain = getattr(owner, attribute)
+
+        def noted(*args, **named):
+            watch = _get_current_dispatch_mode()  # none while torch, a launch or this file is at work
+            given = [a for a in (*args, *named.values()) if isinstance(a, list | tuple)]
+            if isinstance(watch, Watch) and (not only_of_tensors or leaves(given)):
+                watch.operators.append(name)
+            return plain(*args, **named)
+
+        setattr(owner, attribute, noted)
+
+    noting(torch._tensor_str, "_str", "repr")
+    for name in ("tolist", "numpy", "__array__"):
+        noting(torch.Tensor, name, name)
+    noting(torch, "tensor", "stack", only_of_tensors=True)
+    noting(torch, "as_tensor", "stack", only_of_tensors=True)
+    noting(torch.Tensor, "new_tensor", "stack", only_of_tensors=True)
+
+
+def _watched(modes: list, function):
+    """`function`, an answer's own that a launch calls back, under the watch that is set aside for the launch."""
+
+    def call(*args):
+        with ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode)
+            return function(*args)
+
+    return call if callable(function) else function
+
+
+@dataclass
+class Launches:
+    """What the answer's kernels were launched with, and how the CUDA runner is to run them."""
+
+    order: str = "forward"
+    seed: int = 0
+    races: bool = False
+    kernels: list[str] = field(default_factory=list)
+    to_compile: list[dict] = field(default_factory=list)
+
+    @property
+    def last(self) -> str:
+        return self.kernels[-1] if self.kernels else ""
+
+
+class RaceFound(RuntimeError):
+    """Races that the CUDA runner reports."""
+
+
+def watch_cuda(launches: Launches, on_cpu: bool) -> None:
+    from .. import cuda
+
+    plain = cuda.Kernel.__call__
+
+    def __call__(self, grid, block, args=(), shared_mem=0, **named):
+        launches.kernels.append(self.name)
+        with _disable_current_modes():
+            if not on_cpu:
+                return plain(self, grid, block, args, shared_mem, **named)
+            plain_order = {"order": launches.order, "seed": launches.seed}
+            if launches.races and (found := self.check_races(grid, block, args, shared_mem, blocks=None)):
+                raise RaceFound(str(found[0]))
+            return plain(self, grid, block, args, shared_mem, **plain_order)
+
+    cuda.Kernel.__call__ = __call__
+
+
+def watch_triton(launches: Launches, interpreted: bool) -> None:
+    try:
+        import triton.runtime
+    except ImportError:
+        return
+    if not interpreted:
+        plain_run = triton.runtime.JITFunction.run
+
+        def run(self, *args, **named):
+            if not named.get("warmup"):
+                launches.kernels.append(self.fn.__name__)
+            with _disable_current_modes() as modes:
+                return plain_run(self, *args, **named | {"grid": _watched(modes, named.get("grid"))})
+
+        triton.runtime.JITFunction.run = run
+        return
+    from triton.runtime.interpreter import GridExecutor
+
+    plain = GridExecutor.__call__
+
+    def __call__(self, *args, **named):
+        launches.kernels.append(self.fn.__name__)
+        with _disable_current_modes() as modes:
+            self.grid = _watched(modes, self.grid)
+            wanted = _to_compile(self, args, named)
+            if wanted not in launches.to_compile:
+                launches.to_compile.append(wanted)
+            return plain(self, *args, **named)
+
+    GridExecutor.__call__ = __call__
+
+
+def _to_compile(executor, args, named) -> dict:
+    """One launch as `reveal` takes it: the kernel's name, its arguments' types, its constants, its options."""
+    bound = inspect.getcallargs(executor.fn, *args, **{k: v for k, v in named.items() if k in executor.arg_names})
+    constants = {n: v for n, v in bound.items() if n in executor.constexprs or v is None}
+    types = {n: _type_of(v) for n, v in bound.items() if n not in constants}
+    return {
+        "kernel": executor.fn.__name__,
+        "types": types,
+        "constants": {n: _spelled(v) for n, v in constants.items()},
+        "num_warps": named.get("num_warps") or 4,
+        "num_stages": named.get("num_stages") or 3,
+    }
+
+
+def _type_of(value) -> str:
+    from .. import reveal
+
+    try:
+        return reveal.type_of(value)
+    except TypeError:
+        return "?"
+
+
+def _spelled(value) -> str:
+    """A constant as an expression; "?" where it has none."""
+    value = getattr(value, "value", value)  # inside tl.constexpr
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)
+    if type(value) is tuple and "?" not in (parts := [_spelled(v) for v in value]):
+        return f"({''.join(f'{part}, ' for part in parts)})"
+    name = getattr(value, "name", "")  # tl.float16
+    return f"triton.language.dtype({name!r})" if type(value).__name__ == "dtype" else "?"
+
+
+def leaves(tree: Any) -> list:
+    """The tensors in nested tuples, lists and dicts."""
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
