@@ -131,7 +131,7 @@ FAULTS = [
            before="n = x.numel()"),
     cuda("CUDA kernel loop", "while (1) ;", "timeout", "still running", IN_LINE, "`block_sum`", CASE,
          at="kernel((rows"),
-    cuda("CUDA illegal address", "out[1 << 28] = sum;", "out-of-bounds", "writes 4 bytes", "past the end of `out`",
+    cuda("CUDA illegal address", "out[1 << 28] = sum;", "out-of-bounds", "writes 4 bytes",
          "out[1 << 28] = sum;", CASE),
     cuda("CUDA null pointer", "*(float*)0 = sum;", "out-of-bounds", "null pointer", "*(float*)0 = sum;", CASE),
     cuda("CUDA misaligned address", "sum += *(const long long*)(row + 1);", "crash", "no multiple of 8",
@@ -222,7 +222,10 @@ LOOP = next(f for f in FAULTS if f.name == "loop")
 
 
 def when_it_runs(act, pid: int = 0) -> threading.Thread:
-    """Call `act` with the process of the answer that is being judged, once it has run for a moment."""
+    """Call `act` with the process of the answer that is being judged, once it has run for a moment.
+
+    There has been a check before: the packages that a zygote imports start processes of their own.
+    """
 
     def watch():
         end = time.monotonic() + 40
@@ -239,6 +242,7 @@ def when_it_runs(act, pid: int = 0) -> threading.Thread:
 
 
 def test_killed_from_outside(no_rules):
+    healthy("count-bytes")
     thread = when_it_runs(lambda process: process.kill())
     verdict = judge(few("count-bytes"), LOOP.text)
     thread.join()
@@ -248,6 +252,7 @@ def test_killed_from_outside(no_rules):
 
 @pytest.mark.slow
 def test_the_keeper_killed_from_outside(no_rules):
+    healthy("count-bytes")
     thread = when_it_runs(lambda process: process.parent().kill())
     verdict = judge(few("count-bytes"), LOOP.text)
     thread.join()
@@ -256,6 +261,7 @@ def test_the_keeper_killed_from_outside(no_rules):
 
 
 def test_stopped_by_the_learner(no_rules):
+    healthy("count-bytes")
     thread = when_it_runs(lambda process: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt) as stop:
         judge(few("count-bytes"), LOOP.text)
@@ -359,6 +365,7 @@ def notebook():
 
 
 def test_a_notebook_is_interrupted_in_the_middle_of_a_check(notebook):
+    notebook.healthy()
     notebook.run("def least_bytes(m, n, k, size):\n    while True:\n        pass")
     thread = when_it_runs(lambda process: notebook.manager.interrupt_kernel(), notebook.pid)
     said = notebook.run('check("count-bytes", least_bytes)')
