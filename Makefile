@@ -8,7 +8,7 @@ TEST_ARGS ?=
 run := .venv/bin/python -m
 # notebooks are run by nbval, in the kernel of this environment, beside the unit tests
 pytest := $(run) pytest --nbval-lax
-notebooks := $(wildcard notebooks labs solutions)
+notebooks := notebooks labs solutions
 
 .DEFAULT_GOAL := help
 .PHONY: help install lab labs test test-slow test-all test-gpu measure doctor clean
