@@ -84,6 +84,7 @@ def run(
     memory_bytes: int | None = None,
     output_bytes: int = 1 << 20,
     interpreted: bool | None = None,
+    inductor: bool = False,
     share: Sequence[int] = (),
 ) -> Result:
     """Run a module text, then the expression `call`, whose JSON-able value comes back.
@@ -91,11 +92,12 @@ def run(
     `env` changes environment variables once the packages are imported (a value None removes one). `memory_bytes` is
     what it may allocate beyond the preloaded packages. `interpreted` says whether Triton interprets its kernels there,
     by default as in this process: False compiles, also where this process interprets; True is CPU mode, on a GPU too.
+    `inductor`: where it is interpreted, Inductor is loaded already and has compiled something for the CPU.
     `share`: at most four file descriptors (memory, say) that the text finds, open, in its global `__shared__`.
     """
     if interpreted is None:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    kind = "interpreted" if interpreted else "compiled"
+    kind = ("inductor" if inductor else "interpreted") if interpreted else "compiled"
     job = {"text": text, "call": call, "argv": None, "env": _environment(env, kind)}
     return _carry_out(kind, job, seconds, memory_bytes, output_bytes, share)
 
@@ -137,7 +139,7 @@ def close() -> None:
 
 def _environment(changes: dict | None, kind: str) -> dict:
     env = dict(os.environ)
-    if kind == "interpreted":
+    if kind in ("interpreted", "inductor"):
         env["TRITON_INTERPRET"] = "1"
         env["HELPERS_MODE"] = "cpu"  # what is interpreted runs on the CPU, beside a GPU too; CUDA stays untouched
     elif kind == "compiled":

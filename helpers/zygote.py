@@ -58,7 +58,8 @@ def serve(sock: socket.socket, preload: str) -> None:
 
 
 def load(preload: str) -> None:
-    """Import what jobs will need. preload: "bare" (nothing), "compiled" or "interpreted" (how Triton runs there)."""
+    """Import what jobs will need. preload: "bare" (nothing), "compiled" or "interpreted" (how Triton runs there),
+    "inductor" (interpreted, and torch.compile is warm)."""
     if preload == "bare":
         return
     import numpy  # noqa: F401
@@ -71,7 +72,7 @@ def load(preload: str) -> None:
         import triton.runtime.interpreter  # noqa: F401
     except ImportError:
         return  # a machine without triton still runs torch in a child
-    if preload == "interpreted":
+    if preload in ("interpreted", "inductor"):
         from helpers import interpreter
 
         interpreter.install()
@@ -81,8 +82,11 @@ def load(preload: str) -> None:
     if preload == "compiled":
         with contextlib.suppress(ImportError, AttributeError):  # it has moved between Triton's versions
             triton.runtime.cache.triton_key()  # reads all of Triton's files, once a process
-    if preload == "interpreted":
-        from helpers import reveal, stage  # noqa: F401  (the compiling process must not look for a GPU before it forks)
+    if preload in ("interpreted", "inductor"):  # the compiling process must not look for a GPU before it forks
+        from helpers import reveal, stage  # noqa: F401
+    if preload == "inductor":  # loading it and its patterns takes longer than a check does afterwards
+        x = torch.ones(16, 16)
+        reveal.inductor(lambda: torch.softmax(x @ x, -1), run=False)
 
 
 def sweep(first: int | None) -> tuple[int | None, int, int]:

@@ -114,6 +114,12 @@ def test_interpreting_and_compiling_children_side_by_side():
     assert child.run(text, "type(k).__name__", interpreted=False).value == "JITFunction"
 
 
+def test_inductor_can_be_loaded_beforehand():
+    text, loaded = "import sys", "'torch._inductor.compile_fx' in sys.modules"
+    assert child.run(text, loaded, interpreted=True, inductor=True).value is True
+    assert child.run(text, loaded, interpreted=True).value is False
+
+
 def test_without_a_zygote(monkeypatch):
     monkeypatch.setattr(child, "_can_fork", lambda: False)
     assert child.run("print('out')", "1 + 1", interpreted=False).value == 2

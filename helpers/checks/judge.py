@@ -253,6 +253,7 @@ class Trial:
                     seconds=limit,
                     memory_bytes=MEMORY_BYTES if mode == "cpu" else None,
                     interpreted=mode == "cpu",
+                    inductor=self.exercise.rung == "compiler",
                     share=(job_file.fileno(), left_file.fileno()),
                 )
             except child.Stopped as stopped:
