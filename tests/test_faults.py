@@ -22,7 +22,8 @@ from jupyter_client.manager import KernelManager
 
 from helpers import ROOT, child, machine, notebooks
 from helpers.checks import Verdict, judge, rules
-from helpers.checks.judge import Stopped, raised
+from helpers.checks.findings import raised
+from helpers.checks.judge import Stopped
 from helpers.exercises import every
 from tests.answers import edited, solved
 from tests.test_child import running
@@ -302,7 +303,7 @@ def test_what_a_gpu_says_comes_in_one_sentence():
     """Its errors come late, with advice for others than the learner, and name no kernel."""
     told = "CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in the manual.\nCompile with …"
     stderr = "kernel.cu:11: void f(int): block: [0,0,0], thread: [3,0,0] Assertion `n < 0` failed.\n" * 2
-    found = raised({"classes": ["torch.AcceleratorError"], "message": told, "kernel": "f"}, stderr)
+    found = raised({"classes": ["torch.AcceleratorError"], "message": told, "kernel": "f"}, stderr, text="")
     assert found.kind == "exception"
     assert found.message == (
         "AcceleratorError: CUDA error: device-side assert triggered; the kernel launched last was `f`. "
