@@ -34,7 +34,8 @@ DAEMON = "sleep 3018"
 @dataclass(frozen=True)
 class Fault:
     """code: lines that are put into the course's answer to `exercise` before its line that begins with `before`.
-    words: what the verdict must say; "{line}" is the number of the code's line that holds `at`, by default its last.
+    words: what the verdict must say; "{place}" is the code's line that holds `at`, by default its last, counted from
+    the `def` above it.
     """
 
     name: str
@@ -55,9 +56,13 @@ class Fault:
         return edited(text, [{"find": f"{line}\n", "replace": f"{code}{line}\n"}])
 
     @property
-    def line(self) -> int:
+    def place(self) -> str:
         at = self.at or self.code.splitlines()[-1].strip()
-        return 1 + next(i for i, line in enumerate(self.text.splitlines()) if at in line)
+        lines = self.text.splitlines()
+        last = next(i for i, line in enumerate(lines) if at in line)
+        first = max((i for i, line in enumerate(lines[:last]) if line.startswith("def ")), default=last)
+        name = lines[first].removeprefix("def ").partition("(")[0]
+        return f"line {last - first + 1} of `{name}` (`{lines[last].strip()}`)"
 
 
 def python(name, code, kind, *words, **options) -> Fault:
@@ -76,10 +81,10 @@ def cuda(name, code, kind, *words, **options) -> Fault:
 
 
 CASE = "(Case: "
-IN_LINE = "in line {line} of your code"
+IN_LINE = "in {place}"
 KIN = "started a process and did not wait"
 FAULTS = [
-    python("loop", "while True: pass", "timeout", "still running after", IN_LINE, "`least_bytes`", CASE),
+    python("loop", "while True: pass", "timeout", "still running after", IN_LINE, CASE),
     python("sleep", "import time\ntime.sleep(1000)", "timeout", "still running", IN_LINE, CASE),
     python("recursion", "return least_bytes(m, n, k, size)", "exception", "RecursionError", IN_LINE, CASE),
     python("segmentation fault", "import ctypes\nctypes.string_at(0)", "crash", "SIGSEGV", IN_LINE, CASE),
@@ -122,15 +127,15 @@ FAULTS = [
            "passed"),
     python("has no stdout", "import sys\nsys.stdout = sys.stderr = None", "passed"),
     python("closes everything", "import os\nos.closerange(0, 256)", "crash", "ended by itself", CASE),
-    python("syntax error", "return {1: 2", "syntax", "cannot read line {line}", at="return {"),
-    triton("kernel loop", "while True: pass", "timeout", "still running", IN_LINE, "`masked_add_kernel`", CASE),
+    python("syntax error", "return {1: 2", "syntax", "cannot read line 3 (`return {1: 2`)"),
+    triton("kernel loop", "while True: pass", "timeout", "still running", IN_LINE, CASE),
     triton("kernel writes far away", "tl.store(out_ptr + offset + (1 << 28), x, mask=inside)", "out-of-bounds",
-           "line {line}", "store", "past its end", CASE),
+           IN_LINE, "store", "past its end", CASE),
     triton("kernel assert", "tl.static_assert(BLOCK < 0, 'BLOCK is large')", "exception", "BLOCK is large", IN_LINE,
            CASE),
     triton("wrapper memory", "kept = torch.empty(1 << 40, device=x.device)", "memory", IN_LINE, CASE,
            before="n = x.numel()"),
-    cuda("CUDA kernel loop", "while (1) ;", "timeout", "still running", IN_LINE, "`block_sum`", CASE,
+    cuda("CUDA kernel loop", "while (1) ;", "timeout", "still running", IN_LINE, CASE,
          at="kernel((rows"),
     cuda("CUDA illegal address", "out[1 << 28] = sum;", "out-of-bounds", "writes 4 bytes",
          "out[1 << 28] = sum;", CASE),
@@ -195,7 +200,7 @@ def said(fault: Fault, verdict: Verdict) -> None:
     text = str(verdict)
     text.encode()
     for word in fault.words:
-        assert word.replace("{line}", str(fault.line)) in text, (word, fault.line, text)
+        assert word.replace("{place}", fault.place) in text, (word, fault.place, text)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
@@ -270,7 +275,7 @@ def test_stopped_by_the_learner(no_rules):
     assert isinstance(stop.value, Stopped)
     verdict = stop.value.verdict
     assert verdict.passed is None and verdict.headline == "stopped by you"
-    for word in ("You stopped the check after", IN_LINE.replace("{line}", str(LOOP.line)), "in the case: m, n, k = 4"):
+    for word in ("You stopped the check after", IN_LINE.replace("{place}", LOOP.place), "in the case: m, n, k = 4"):
         assert word in str(verdict), verdict
     healthy("count-bytes")
 
@@ -371,7 +376,11 @@ def test_a_notebook_is_interrupted_in_the_middle_of_a_check(notebook):
     thread = when_it_runs(lambda process: notebook.manager.interrupt_kernel(), notebook.pid)
     said = notebook.run('check("count-bytes", least_bytes)')
     thread.join()
-    for words in ("? count-bytes: stopped by you", "You stopped the check after", "of your code, in `least_bytes`"):
+    for words in (
+        "? count-bytes: stopped by you",
+        "You stopped the check after",
+        " of `least_bytes` (`",
+    ):
         assert words in said, said
     assert said.splitlines()[-1].startswith("Stopped: "), said
     notebook.healthy()
