@@ -1,6 +1,7 @@
 """What a check says: a verdict, its findings, and how they look in a notebook, in a terminal and as JSON."""
 
 import html
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +99,11 @@ class Verdict:
             return f"cannot be judged here: {self.kind}"
         return "not attempted yet" if self.kind == "not-attempted" else f"not yet: {self.kind}"
 
+    @property
+    def _look(self) -> tuple[str, str]:
+        """Icon and colour. An exercise that was not attempted is not wrong, and does not look so."""
+        return _LOOKS.get(self.kind) or _LOOKS[self.passed]
+
     def data(self) -> dict:
         """The object that `check --json` prints."""
         return {
@@ -113,7 +119,7 @@ class Verdict:
         }
 
     def __str__(self) -> str:
-        lines = [f"{_ICON[self.passed]} {self.exercise}: {self.headline} ({self.seconds:.1f} s)"]
+        lines = [f"{self._look[0]} {self.exercise}: {self.headline} ({self.seconds:.1f} s)"]
         lines += [f"  {f.message}" for f in self.findings]
         if self.findings:
             lines.append(f"  Next: {NEXT[self.kind]}")
@@ -130,26 +136,35 @@ class Verdict:
         return {"text/html": self._html(), "text/plain": str(self)}
 
     def _html(self) -> str:
-        say = html.escape
-        head = f"<b>{_ICON[self.passed]} {say(self.exercise)}: {say(self.headline)}</b>"
+        icon, colour = self._look
+        head = f"<b>{icon} {_say(self.exercise)}: {_say(self.headline)}</b>"
         body = "".join(
-            f'<div style="white-space:pre-wrap;padding-top:4px">{say(f.message)}</div>' for f in self.findings
+            f'<div style="white-space:pre-wrap;padding-top:4px">{_say(f.message)}</div>' for f in self.findings
         )
         if self.findings:
-            body += f'<div style="padding-top:4px"><i>Next:</i> {say(NEXT[self.kind])}</div>'
+            body += f'<div style="padding-top:4px"><i>Next:</i> {_say(NEXT[self.kind])}</div>'
         if self.hint:
-            body += f'<div style="white-space:pre-wrap;padding-top:4px"><i>{say(self.hint)}</i></div>'
+            body += f'<div style="white-space:pre-wrap;padding-top:4px"><i>{_say(self.hint)}</i></div>'
         small = [
             *filter(None, [self.judged]),
             *self.checked,
             *(f"not checked: {said}" for said in self.unchecked),
             f"{self.seconds:.1f} s",
         ]
-        body += f'<div style="padding-top:4px;font-size:90%;opacity:.8">{say(" · ".join(small))}</div>'
+        body += f'<div style="padding-top:4px;font-size:90%;opacity:.8">{_say(" · ".join(small))}</div>'
         if self.printed:
-            body += f"<details><summary>what it printed</summary><pre>{say(self.printed)}</pre></details>"
-        return f'<div style="border-left:5px solid {_COLOUR[self.passed]};padding:4px 12px">{head}{body}</div>'
+            body += f"<details><summary>what it printed</summary><pre>{html.escape(self.printed)}</pre></details>"
+        return f'<div style="border-left:5px solid {colour};padding:4px 12px">{head}{body}</div>'
 
 
-_ICON = {True: "✔", False: "✘", None: "?"}
-_COLOUR = {True: "#009E73", False: "#D55E00", None: "#999999"}
+def _say(text: str) -> str:
+    """A sentence as HTML, with what stands between backticks as code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape(text))
+
+
+_LOOKS = {
+    True: ("✔", "#009E73"),
+    False: ("✘", "#D55E00"),
+    None: ("?", "#999999"),
+    "not-attempted": ("○", "#999999"),
+}
