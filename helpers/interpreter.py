@@ -8,6 +8,7 @@
 - an address that two programs touch, one of them writing without an atomic, raises `Race`: on a GPU they run at the
   same time. Programs ordered by a scalar atomic on the same address (a lock, a counter of finished programs) are
   taken to be synchronised. Accesses narrower than the tensor's elements are not checked for races;
+- lanes of a load that are masked off and have no `other` hold NaN, or 85 where they are integers, not 0;
 - bfloat16 raises `Unsupported`, since the interpreter computes it wrongly without saying so;
 - `triton.autotune` picks the first configuration, as CPU times say nothing about a GPU's.
 What it cannot see: a load of what other lanes of the same program stored (a GPU needs `tl.debug_barrier` between),
@@ -351,9 +352,18 @@ def _watch_memory(it) -> None:
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
-    def create_masked_load(self, ptrs, mask, *rest, **named):
+    def create_masked_load(self, ptrs, mask, other, *rest, **named):
         _access("load", ptrs, mask)
-        return load(self, ptrs, mask, *rest, **named)
+        if other is None and not (mask if isinstance(mask, np.ndarray) else mask.data).all():
+            other = undefined(ptrs)
+        return load(self, ptrs, mask, other, *rest, **named)
+
+    def undefined(ptrs):
+        """For lanes that are masked off and have no `other`: a GPU may put anything there, and the interpreter 0."""
+        dtype = ptrs.get_element_ty()
+        kind = it._get_np_dtype(dtype)
+        value = np.nan if kind.kind == "f" else True if kind.kind == "b" else np.array(0x55, kind)
+        return it.TensorHandle(np.full(ptrs.data.shape, value, kind), dtype)
 
     def create_masked_store(self, ptrs, value, mask, *rest, **named):
         _access("store", ptrs, mask)

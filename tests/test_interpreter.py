@@ -62,6 +62,23 @@ def test_an_unmasked_lane_raises_and_writes_nothing():
     assert torch.equal(o, big[:1000])
 
 
+def test_lanes_masked_off_without_other_are_undefined_as_on_a_gpu():
+    @triton.jit
+    def sums(o_ptr, x_ptr, n, B: tl.constexpr, OTHER: tl.constexpr):
+        i = tl.arange(0, B)
+        x = tl.load(x_ptr + i, mask=i < n, other=0) if OTHER else tl.load(x_ptr + i, mask=i < n)
+        tl.store(o_ptr, tl.sum(x, 0))
+
+    for dtype, wrong in ((torch.float32, "nan"), (torch.int32, str(10 + 3 * 85))):
+        x, o = torch.full((5,), 2).to(dtype), torch.empty(1, dtype=dtype)
+        sums[(1,)](o, x, 5, B=8, OTHER=True)
+        assert o.item() == 10
+        sums[(1,)](o, x, 5, B=8, OTHER=False)
+        assert str(o.item()) == wrong
+        sums[(1,)](o, torch.full((8,), 2).to(dtype), 8, B=8, OTHER=False)  # no lane is masked off
+        assert o.item() == 16
+
+
 def test_a_neighbour_in_memory_does_not_lend_its_room():
     both = torch.randn(2048)
     with pytest.raises(IndexError, match="fall outside o_ptr"):

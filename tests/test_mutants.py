@@ -45,6 +45,8 @@ def test_is_judged_as_it_should_be(answer, record_property):
 def test_the_courses_own_answer_passes(name):
     verdict = judge(every()[name], solved(name))
     assert verdict.passed, verdict
+    if verdict.seconds >= 15:  # the first check of a process starts those that answers are forked from
+        verdict = judge(every()[name], solved(name))
     assert verdict.seconds < 15
 
 
