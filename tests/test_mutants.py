@@ -36,7 +36,7 @@ SAMPLE = sampled()
     ],
 )
 def test_is_judged_as_it_should_be(answer, record_property):
-    verdict = judge(every()[answer.exercise], answer.text)
+    verdict = judge(every()[answer.exercise], answer.text, seed=answer.seed)
     assert not as_judged(answer, verdict), as_judged(answer, verdict)
     record_property("caught", [answer.exercise, answer.group, verdict.kind, verdict.caught_by])
 
