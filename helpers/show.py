@@ -145,7 +145,7 @@ def working(label: str) -> Iterator[None]:
 def code(
     text: str, language: str = "", lines: slice | None = None, mark: str | None = None, caption: str = ""
 ) -> _Both:
-    """An excerpt of generated code, scrolling where long.
+    """An excerpt of generated code, scrolling where it is longer than 40 lines.
 
     lines: which lines to show (a slice of 0-based line numbers); mark: a regular expression whose lines stand out.
     """
@@ -163,8 +163,9 @@ def code(
             f"{html.escape(content)}</div>"
         )
     title = " · ".join(filter(None, [caption, language, f"{len(chosen)} of {len(every)} lines"]))
+    height = "max-height:26em;" if len(chosen) > 40 else ""
     block = (
-        '<div style="max-height:26em;overflow:auto;font-family:monospace;font-size:12px;border:1px solid #8884;'
+        f'<div style="{height}overflow:auto;font-family:monospace;font-size:12px;border:1px solid #8884;'
         f'padding:6px">{"".join(out_html)}</div>'
     )
     return _Both(f'<div style="font-size:90%">{html.escape(title)}</div>{block}', "\n".join([title, *out_text]))

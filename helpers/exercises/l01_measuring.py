@@ -50,9 +50,9 @@ COUNT_BYTES = Exercise(
         "Each element that is needed is read once, each result written once. A tensor that serves every row is still "
         "read once, and a row that nobody asks for is not read at all. Then mind the bytes of an element: they are "
         "not `size` in every tensor.",
-        "bytes = sum of (elements * bytes of one) over the tensors read, plus the same over those written. For the "
-        "bias: m*n and n elements read, m*n written. For the gather: which of the three tensors has elements of 8 "
-        "bytes, and how many rows of x does it touch?",
+        "bytes = sum of (elements · bytes of one) over the tensors read, plus the same over those written. For the "
+        "bias: m · n and n elements read, m · n written. For the gather: which of the three tensors has elements of "
+        "8 bytes, and how many rows of x does it touch?",
     ),
     core=True,
 )

@@ -406,12 +406,12 @@ ODD_EDGES = Exercise(
     hints=(
         "Write down the three matrices of the product x @ w.T and the length of a row of each, as they lie in memory. "
         "Which sizes appear there, and which does not?",
-        "The rows of x and of w hold K elements, those of the result N. Zeros behind the K features add nothing to "
+        "The rows of x and of w hold k elements, those of the result n. Zeros behind the k features add nothing to "
         "any sum, and rows of zeros under w give columns of the result that are cut off. What concerns w alone can be "
         "done once, when the layer is made. And padding by nothing still copies.",
-        "When made: N and K rounded up to multiples of 8; keep w in a border of zeros of that size, and N itself. "
-        "When called: if K had to be rounded up, put x in a border to the right; multiply by the transposed view of "
-        "the kept weight; return the first N columns.",
+        "When made: n and k rounded up to multiples of 8; keep w in a border of zeros of that size, and n itself. "
+        "When called: if k had to be rounded up, put x in a border to the right; multiply by the transposed view of "
+        "the kept weight; return the first n columns.",
     ),
 )
 

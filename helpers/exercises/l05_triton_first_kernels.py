@@ -506,8 +506,8 @@ REVIEW_A_KERNEL = Exercise(
         "Ask of each name of `tl` whether it exists (`hasattr(tl, …)`). Ask of each load what its address is for the "
         "last lanes of the last tile, in both directions. Ask which strips of A and of B the first GROUP² programs "
         "read.",
-        "GELU: total · sigmoid(2 · 0.7978845608 · (total + 0.044715 · total³)). Mask of a: rows < M and inner < K; "
-        "mask of b: inner < K and columns < N. The tile of a program: groups of GROUP rows, as in `tile_of`.",
+        "GELU: total · sigmoid(2 · 0.7978845608 · (total + 0.044715 · total³)). Mask of a: rows < M and along < K; "
+        "mask of b: down < K and columns < N. The tile of a program: groups of GROUP rows, as in `tile_of`.",
     ),
     hints_for={
         "exception": (
@@ -518,7 +518,7 @@ REVIEW_A_KERNEL = Exercise(
         "out-of-bounds": (
             "The result is right because the store is masked; the load is not less dangerous for that. Which of the "
             "two directions of this tile has no mask?",
-            "A tile of a needs rows < M and inner < K, a tile of b needs inner < K and columns < N.",
+            "A tile of a needs rows < M and along < K, a tile of b needs down < K and columns < N.",
         ),
         "too-many-bytes": (
             "Write down row and column of the first GROUP² programs. How many different ones are there?",
