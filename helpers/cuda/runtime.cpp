@@ -73,7 +73,7 @@ std::vector<Stacks> pool;
     }
   if (space == OTHER && l->strict) fail_at_address(f, OUT_OF_BOUNDS, pc, address, size, kind);
   if (aligned && (address & (size - 1))) fail_at_address(f, MISALIGNED, pc, address, size, kind);
-  if (l->mode == TRACE) f->log->push_back({pc, address, (uint32_t)size, (uint8_t)kind, (uint8_t)space, (int16_t)range});
+  if (l->mode == TRACE) f->log->push_back({pc, address, (uint32_t)size, (uint8_t)kind, (uint8_t)space, (int16_t)range, f->met});
   if (l->mode == RACES) search_races(w, f, address, size, kind, pc, space, range);
 }
 

@@ -24,7 +24,7 @@ void release_block(Worker* w) {
   }
   for (unsigned i = 0; i < w->threads; i++) {
     Fiber* f = w->stacks.fiber(i);
-    if (f->state == AT_BLOCK) f->state = READY, f->result = w->total;
+    if (f->state == AT_BLOCK) f->state = READY, f->result = w->total, f->met++;
   }
   w->at_block = w->total = 0;
   block_met(w);
@@ -81,7 +81,11 @@ bool try_warp(Worker* w, unsigned warp, unsigned mask) {
       }
     }
   }
-  for (unsigned m = lanes; m; m &= m - 1) w->stacks.fiber(warp * WARP + __builtin_ctz(m))->state = READY;
+  bool whole = (lanes | gone) == ~0u;
+  for (unsigned m = lanes; m; m &= m - 1) {
+    Fiber* f = w->stacks.fiber(warp * WARP + __builtin_ctz(m));
+    f->state = READY, f->met += whole;
+  }
   w->waiting[warp] &= ~lanes;
   warp_met(w, warp, lanes);
   return true;

@@ -1,21 +1,22 @@
 // The address trace: sectors and bank conflicts. Included by runtime.cpp only, inside its anonymous namespace.
 #pragma once
 
-// A request is one instruction executed by the lanes of a warp together: the k-th time that each lane comes to it.
+// A request is one instruction executed by the lanes of a warp together: the k-th time that each lane comes to it after
+// the last barrier that all of them passed. (A lane that left a loop early has waited for the others there.)
 void summarise(Worker* w, std::map<std::tuple<uint64_t, int, int, int>, Access>& totals) {
   struct Lane {
     uint64_t address;
     uint32_t size;
   };
   for (unsigned warp = 0; warp * WARP < w->threads; warp++) {
-    std::map<std::tuple<uint64_t, int, int, int>, std::vector<std::vector<Lane>>> requests;
+    std::map<std::tuple<uint64_t, int, int, int>, std::map<std::pair<uint32_t, uint32_t>, std::vector<Lane>>> requests;
     for (unsigned i = warp * WARP; i < std::min(w->threads, (warp + 1) * WARP); i++) {
-      std::unordered_map<uint64_t, uint32_t> times;
+      std::unordered_map<uint64_t, std::pair<uint32_t, uint32_t>> times;  // barriers passed, times since then
       auto& log = *w->stacks.fiber(i)->log;
       for (auto& e : log) {
         auto& all = requests[{e.pc, e.kind, e.space, e.range}];
-        uint32_t k = times[e.pc * 4 + e.kind]++;
-        if (all.size() <= k) all.resize(k + 1);
+        auto& k = times[e.pc * 4 + e.kind];
+        k = {e.met, k.first == e.met ? k.second + 1 : 0};
         all[k].push_back({e.address, e.size});
       }
       log.clear();
@@ -24,8 +25,7 @@ void summarise(Worker* w, std::map<std::tuple<uint64_t, int, int, int>, Access>&
       Access& total = totals[key];
       total.pc = in_library(w->launch, std::get<0>(key));
       total.kind = std::get<1>(key), total.space = std::get<2>(key), total.range = std::get<3>(key);
-      for (auto& lanes : all) {
-        if (lanes.empty()) continue;
+      for (auto& [time, lanes] : all) {
         total.requests++;
         std::set<uint64_t> sectors;
         uint32_t widest = 0;

@@ -18,6 +18,7 @@ struct Logged {
   uint32_t size;
   uint8_t kind, space;
   int16_t range;
+  uint32_t met;  // barriers passed before, of the block and of the whole warp
 };
 
 struct Fiber {
@@ -34,6 +35,7 @@ struct Fiber {
   unsigned mask;
   uint64_t value, result;
   uint32_t turn;
+  uint32_t met;          // barriers passed, of the block and of the whole warp
   uint32_t clock[WARP];  // for races: how far this lane knows each lane of its warp
   std::vector<Logged>* log;
 };

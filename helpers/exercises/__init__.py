@@ -82,12 +82,15 @@ def turned(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def far(x: torch.Tensor) -> torch.Tensor:
-    """The rows of x (3 or more, 2-D) so far apart that the last one lies beyond element 2**31.
+def far(x: torch.Tensor, beyond: int = 2**31) -> torch.Tensor:
+    """The rows of x (3 or more, 2-D) so far apart that the last one lies beyond element `beyond`.
+
+    2**32 is more than an unsigned offset can hold too; but then the stride itself is beyond 2**31, and Triton takes it
+    as 64 bits, which mends a product in 32.
 
     On the CPU virtual memory that is never touched: it costs what the rows hold. A GPU needs the case's `memory_bytes`.
     """
-    stride = 2**31 // (x.shape[0] - 1) + 64
+    stride = beyond // (x.shape[0] - 1) + 64
     memory = mmap.mmap(-1, (stride * (x.shape[0] - 1) + x.shape[1]) * x.element_size())
     return torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, (stride, 1)).copy_(x)
 

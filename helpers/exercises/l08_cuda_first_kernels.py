@@ -7,8 +7,8 @@ import torch
 from . import Case, Exercise, Limit, far, padded, spaced
 
 LAB = "08_cuda_first_kernels"
-FAR_BYTES = 9 << 30
-"""Three rows of float32 whose last lies beyond element 2**31."""
+FAR_BYTES = 18 << 30
+"""Three rows of float32 whose last lies beyond element 2**32: neither an int nor an unsigned int holds its offset."""
 
 
 def _requests(rows: int, cols: int) -> int:
@@ -42,7 +42,8 @@ coalescing = Exercise(
         Case("one column", lambda d: (d(301, 1), d(1))),
         Case("one element", lambda d: (d(1, 1), d(1))),
         Case("no rows", lambda d: (d(0, 5), d(5))),
-        Case("the last row beyond element 2^31", lambda d: (far(d(3, 40)), d(40)), memory_bytes=FAR_BYTES),
+        Case("the last row beyond element 2^32", lambda d: (far(d(3, 40), 2**32), d(40)), memory_bytes=FAR_BYTES),
+        Case("70,001 rows, more than a grid may be high", lambda d: (d(70_001, 5), d(5)), mode="gpu"),
         Case("515 x 2049", lambda d: (d(515, 2049), d(2049)), mode="gpu"),
     ),
     limits=(
@@ -95,12 +96,12 @@ block_sum = Exercise(
         Case("rows of 64, as many as threads", lambda d: (d(3, 64),), kind="outliers"),
         Case("rows of 257, one more than threads, far from zero", lambda d: (d(4, 257),), kind="offset"),
         Case("rows of 256, as many as threads", lambda d: (d(2, 256),), kind="integers", exact=True),
-        Case("rows of 1021, small integers", lambda d: (d(3, 1021),), kind="integers", exact=True),
+        Case("rows of 2081, more than a block may have threads", lambda d: (d(3, 2081),), kind="integers", exact=True),
         Case("rows that lie further apart than they are long", lambda d: (padded(d(5, 131)),)),
         Case("one element", lambda d: (d(1, 1),)),
         Case("rows without elements: their sum is 0", lambda d: (d(3, 0),), exact=True),
         Case("no rows", lambda d: (d(0, 9),)),
-        Case("the last row beyond element 2^31", lambda d: (far(d(3, 100)),), memory_bytes=FAR_BYTES),
+        Case("the last row beyond element 2^32", lambda d: (far(d(3, 100), 2**32),), memory_bytes=FAR_BYTES),
         Case("300 rows of 5011", lambda d: (d(300, 5011),), mode="gpu"),
     ),
     limits=(
@@ -135,6 +136,11 @@ block_sum = Exercise(
 )
 
 
+def _peak(d, place):
+    """A row whose largest element is at `place`, an odd number beyond 2**24: no float32 holds that."""
+    return d(1, place + 9).index_fill_(1, torch.tensor([place]), 100.0)
+
+
 def _warp_argmax(x):
     return x.argmax(1).to(torch.int32)
 
@@ -162,8 +168,9 @@ warp_argmax = Exercise(
         Case("rows that lie further apart than they are long", lambda d: (padded(d(7, 83)),), exact=True),
         Case("one element", lambda d: (d(1, 1),), exact=True),
         Case("no rows", lambda d: (d(0, 40),), exact=True),
-        Case("the last row beyond element 2^31", lambda d: (far(d(3, 70)),), exact=True, memory_bytes=FAR_BYTES),
+        Case("the last row beyond element 2^32", lambda d: (far(d(3, 70), 2**32),), exact=True, memory_bytes=FAR_BYTES),
         Case("5001 rows of 301", lambda d: (d(5001, 301),), exact=True, mode="gpu"),
+        Case("the largest at place 2^24 + 3", lambda d: (_peak(d, 2**24 + 3),), exact=True, mode="gpu"),
     ),
     limits=(
         Limit(
@@ -225,7 +232,7 @@ transpose = Exercise(
         Case("one element", lambda d: (d(1, 1),)),
         Case("rows that lie further apart than they are long", lambda d: (padded(d(40, 67)),), kind="outliers"),
         Case("no rows", lambda d: (d(0, 8),)),
-        Case("the last row beyond element 2^31", lambda d: (far(d(3, 50)),), memory_bytes=FAR_BYTES),
+        Case("the last row beyond element 2^32", lambda d: (far(d(3, 50), 2**32),), memory_bytes=FAR_BYTES),
         Case("1025 x 2047", lambda d: (d(1025, 2047),), mode="gpu"),
     ),
     limits=(
@@ -291,7 +298,7 @@ stencil = Exercise(
         Case("radius 0", lambda d: (d(3, 131), d(1))),
         Case("rows that lie further apart than they are long", lambda d: (padded(d(5, 140)), d(9)), kind="outliers"),
         Case("one element", lambda d: (d(1, 1), d(3))),
-        Case("the last row beyond element 2^31", lambda d: (far(d(3, 150)), d(5)), memory_bytes=FAR_BYTES),
+        Case("the last row beyond element 2^32", lambda d: (far(d(3, 150), 2**32), d(5)), memory_bytes=FAR_BYTES),
         Case("100 rows of 5003, radius 16", lambda d: (d(100, 5003), d(33)), mode="gpu"),
     ),
     limits=(
@@ -347,14 +354,15 @@ histogram = Exercise(
         Case("values that have no bin", lambda d: (d.integers(-9, 50, 3001), 40), exact=True, seen=True),
         Case("all values equal", lambda d: (torch.full((4999,), d.integer(0, 6), dtype=torch.int32), 7), exact=True),
         Case("more bins than threads: 1000", lambda d: (d.integers(0, 1000, 20_000), 1000), exact=True),
+        Case("10,007 bins, most of them empty", lambda d: (d.integers(0, 10_007, 2000), 10_007), exact=True),
         Case("a value in every second place", lambda d: (spaced(d.integers(0, 100, 2500)), 100), exact=True),
         Case("one bin", lambda d: (d.integers(-1, 2, 1000), 1), exact=True),
         Case("one value", lambda d: (d.integers(0, 31, 1), 31), exact=True),
         Case("no values", lambda d: (d.integers(0, 2, 0), 12), exact=True),
         Case("10^6 values, 4096 bins", lambda d: (d.integers(0, 4096, 1_000_000), 4096), exact=True, mode="gpu"),
         Case(
-            "the last value beyond element 2^31",
-            lambda d: (far(d.integers(0, 3, 3, 1))[:, 0], 3),
+            "the last value beyond element 2^32",
+            lambda d: (far(d.integers(1, 4, 3, 1), 2**32)[:, 0], 4),  # none is 0, as the memory between them is
             exact=True,
             memory_bytes=FAR_BYTES,
         ),
@@ -387,9 +395,9 @@ histogram = Exercise(
 
 
 def _histogram_sectors(values: int, stride: int, bins: int) -> int:
-    """Each value once, and one merge of all bins for each 1024 values begun, a fifth as much again."""
+    """Each value once, the result zeroed, and one merge of it for each 1024 values begun, a fifth as much again."""
     reading = ceil(values / 32) * min(32, 4 * stride + 1)
-    return 6 * (reading + ceil(values / 1024) * ceil(bins / 32) * 5) // 5
+    return 6 * (reading + (1 + ceil(values / 1024)) * ceil(bins / 32) * 5) // 5
 
 
 EXERCISES = (coalescing, block_sum, transpose, warp_argmax, stencil, histogram)
