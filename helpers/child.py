@@ -141,7 +141,8 @@ def _environment(changes: dict | None, kind: str) -> dict:
     env = dict(os.environ)
     if kind in ("interpreted", "inductor"):
         env["TRITON_INTERPRET"] = "1"
-        env["HELPERS_MODE"] = "cpu"  # what is interpreted runs on the CPU, beside a GPU too; CUDA stays untouched
+        env["HELPERS_MODE"] = "cpu"  # what is interpreted runs on the CPU, beside a GPU too; CUDA stays untouched,
+        env["CUDA_VISIBLE_DEVICES"] = ""  # also by Inductor, which asks for it while it is loaded
     elif kind == "compiled":
         env.pop("TRITON_INTERPRET", None)
     for name, value in (changes or {}).items():
