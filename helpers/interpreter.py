@@ -177,7 +177,7 @@ class _Launch:
             way = f"{past // origin.item} elements past its end" if past > 0 else ""
             way += " and " * bool(past > 0 and before > 0)
             way += f"{-(-before // origin.item)} elements before its start" if before > 0 else ""
-            where = f"outside {origin.name}, which spans {elements} elements: up to {way}"
+            where = f"outside {origin.name}, which spans {elements} element{'s' * (elements != 1)}: up to {way}"
         program = f"in program {_shown(self.program)}"
         return f"Out of bounds in {_place()}: {lanes} of this {access}, {program}, fall {where}."
 

@@ -82,7 +82,7 @@ def summary():
                 "exercise": exercise.name,
                 "core": "core" if exercise.core else "",
                 "state": _state(entry),
-                "last finding": textwrap.shorten(f"{entry.kind}: {entry.message}", 80) if entry.kind else "",
+                "last finding": _last(entry),
             }
         )
         lab = exercise.lab
@@ -96,6 +96,12 @@ def _state(entry: Entry) -> str:
     tried = f"tried {entry.attempts} time{'s' if entry.attempts > 1 else ''}" if entry.attempts else ""
     parts = [f"passed {entry.passed}" if entry.passed else tried, "solution seen" if entry.revealed else ""]
     return ", ".join(filter(None, parts))
+
+
+def _last(entry: Entry) -> str:
+    """The last finding on one line, as text without marks of code."""
+    said = f"{entry.kind}: {entry.message}" if entry.kind else ""
+    return textwrap.shorten(said.replace("`", ""), 80, placeholder=" …")
 
 
 def _place(lab: str) -> int:

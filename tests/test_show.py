@@ -7,6 +7,7 @@ import pytest
 from nbclient import NotebookClient
 
 from helpers import notebooks, show
+from helpers.checks.verdict import Finding, Verdict
 
 
 def updates(cell: str) -> list[str]:
@@ -62,3 +63,12 @@ def test_tables_align_numbers_and_keep_the_caption():
 def test_code_marks_lines_and_numbers_them_from_the_whole_text():
     text = str(show.code("one\ntwo\nthree", "ptx", slice(1, None), mark="^two"))
     assert text.splitlines() == ["ptx · 2 of 3 lines", "> 2 two", "  3 three"]
+
+
+def test_a_verdict_shows_code_as_code_and_what_was_not_attempted_not_as_wrong():
+    def looks(kind, said):
+        return Verdict("x", False, (Finding(kind, said),), "cpu", 0.1)._repr_mimebundle_()["text/html"]
+
+    wrong = looks("race", "In `a < b`:\n    3: part[t] = `s`;\n(Case: one.)")
+    assert "In <code>a &lt; b</code>:\n    <code>3: part[t] = `s`;</code>\n(Case" in wrong and "✘" in wrong
+    assert "○" in looks("not-attempted", "Your code is missing.")

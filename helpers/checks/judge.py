@@ -332,7 +332,8 @@ class Trial:
             how = short(f"{how} for {', '.join(map(repr, inputs))}".strip(), 400)
         where = f"{case.about}{f', {how}' if how else ''}; seed {self.seed}"
         details = finding.details | {"case": case.about, "seed": self.seed}
-        return dataclasses.replace(finding, message=f"{finding.message} (Case: {where}.)", details=details)
+        apart = "\n" if "\n" in finding.message else " "  # the last line may be one of the answer's
+        return dataclasses.replace(finding, message=f"{finding.message}{apart}(Case: {where}.)", details=details)
 
     # ---- how it ended ----
 

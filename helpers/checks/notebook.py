@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import os
+import re
 
 from IPython.display import display
 
@@ -57,6 +58,7 @@ def solution(name: str, sure: bool = False) -> None:
         return
     memory.reveal(name)
     text = source.notebook(source.find(exercise.lab)[-1], exercise.entry)
+    text = re.sub(r".*### (BEGIN|END) SOLUTION.*\n?", "", text)
     display(show.code(text, "python", caption=f"The course's answer to {name}; yours may differ and be as good"))
 
 

@@ -11,7 +11,7 @@ UNJUDGED = ("environment", "needs-hardware")
 NEXT = {
     "not-attempted": "Replace the line that stands for your code, run the cell, and check again.",
     "syntax": "Mend that line and run the cell again.",
-    "compile": "Mend the line that the compiler names: Triton's interpreter accepts what a GPU's compiler refuses.",
+    "compile": "Mend the line that the compiler names. It refuses some of what Triton's interpreter accepts.",
     "exception": "Call it yourself on a small input and read the traceback.",
     "wrong-shape": "Look at where the result is allocated.",
     "wrong-dtype": "Look at the dtype that the result is allocated with, and at what is stored into it.",
@@ -158,8 +158,8 @@ class Verdict:
 
 
 def _say(text: str) -> str:
-    """A sentence as HTML, with what stands between backticks as code."""
-    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape(text))
+    """A sentence as HTML, with what stands between backticks or on a line of its own, indented, as code."""
+    return re.sub(r"`([^`\n]+)`|(?<=^    )(.+)$", r"<code>\1\2</code>", html.escape(text), flags=re.MULTILINE)
 
 
 _LOOKS = {
