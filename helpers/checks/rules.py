@@ -599,8 +599,8 @@ def _cuda_rules(code: str) -> Iterator[tuple[int, str, str]]:
                 yield number, f"The header `{m[1].strip()}` is included", "a kernel here needs CUDA's own headers only"
         elif m := re.match(r"\s*#\s*(?:if|ifdef|ifndef|elif)\b(.*)", line):
             asked = set(re.findall(r"[A-Za-z_]\w*", m[1])) - {"__CUDA_ARCH__", "__cplusplus"}
-            given = {n for n in asked if n.startswith("__") or (n.startswith("_") and n not in defined)}
-            for name in sorted(given | asked & {"linux", "unix", "CC_HALF"}):
+            given = {n for n in asked if n.startswith(("__", "CC_")) or (n.startswith("_") and n not in defined)}
+            for name in sorted(given | asked & {"linux", "unix"}):
                 yield number, f"The compiler's macro `{name}` is asked for", "write the same code for every compiler"
         if m := _HOST.search(line):
             yield number, f"`{m[0].strip('( ')}` stands", "a kernel has no business with the host"

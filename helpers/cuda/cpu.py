@@ -183,6 +183,12 @@ def _compile(code: str, text: str, options: list[str], runtime: Path, path: Path
         run = _gxx([*FLAGS, *options, *includes, "-c", source, "-o", thing])
         if run.returncode:
             raise CompileError(code, _errors(run.stderr), run.stderr, NOT_ON_A_CPU)
+        named = subprocess.run(["nm", "--defined-only", thing], capture_output=True, text=True, check=True).stdout
+        # hooks by which the runner sees accesses; what g++ runs at load time, where a GPU runs nothing
+        if found := re.search(r" (__tsan_\w+|_GLOBAL__sub_I_\S*)$", named, re.M):
+            own = "it computes a variable's first value when it is loaded"
+            said = f"{found[1]} is a name of the runner's own" if found[1].startswith("__tsan") else own
+            raise CompileError(code, [(0, said)], "", NOT_ON_A_CPU)
         linked = _gxx(["-shared", "-Wl,-Bsymbolic", thing, runtime, f"-Wl,-rpath,{path.parent}", "-o", built])
         if linked.returncode:
             raise RuntimeError(f"g++ could not link a kernel for the CPU: {linked.stderr.strip()}")

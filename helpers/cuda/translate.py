@@ -28,6 +28,11 @@ _GPU_ONLY_HEADERS = {
 }
 
 
+_ATTRIBUTES = "no_sanitize no_sanitize_thread no_instrument_function constructor destructor ifunc"
+_UNSEEN = [f"{around}{name}{around}" for name in _ATTRIBUTES.split() for around in ("", "__")]
+"""Attributes of g++ by which code would run where nobody looks: without its accesses being seen, or at no launch."""
+
+
 def to_cpp(code: str, entries: Sequence[str], variables: Sequence[str]) -> str:
     """C++ for the runner. entries: kernels in the order of their `cc_entry_N`; variables: names to give addresses of.
 
@@ -42,6 +47,7 @@ def to_cpp(code: str, entries: Sequence[str], variables: Sequence[str]) -> str:
     uses = {"CC_HALF": r"cuda_fp16", "CC_BFLOAT16": r"cuda_bf16"}
     head = "".join(f"#define {macro}\n" for macro, pattern in uses.items() if re.search(pattern, code))
     head += '#include "runner.h"\n'
+    head += f"#pragma GCC poison {' '.join(_UNSEEN)}\n"
     text = _ANSWERED.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), code)
     text = re.sub(r"(__shared__\s+)alignas\s*\(", r"\1__align__(", text)
     text = _dynamic_shared(_barriers_in_branches(text))
