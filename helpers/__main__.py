@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("file", type=Path, metavar="FILE", help="a .py that defines the entry point, or a notebook")
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument("--seed", type=int, metavar="N", help="draw the inputs of an earlier verdict again")
+    check.add_argument("--sanitize", action="store_true", help="on a GPU, ask compute-sanitizer too (a minute)")
     check.set_defaults(do=_check)
 
     grade = commands.add_parser("grade", help="judge every answer in notebooks, one row an exercise")
@@ -126,7 +127,7 @@ def _check(options: argparse.Namespace) -> int:
     from . import checks
 
     with redirect_stdout(sys.stderr):  # what is said while it goes on is no part of the verdict
-        verdict = checks.check_file(every[options.name], options.file, seed=options.seed)
+        verdict = checks.check_file(every[options.name], options.file, seed=options.seed, sanitize=options.sanitize)
         verdict = checks.remembered(every[options.name], verdict)
     print(json.dumps(verdict.data(), ensure_ascii=False) if options.json else verdict)
     return {True: 0, False: 1, None: 3}[verdict.passed]

@@ -1,9 +1,11 @@
 """The checker is good: right answers pass, also those written differently; broken and cheating ones are caught."""
 
+import statistics
 from collections import Counter
 
 import pytest
 
+from helpers import machine
 from helpers.checks import judge
 from helpers.exercises import every
 from tests.answers import GROUPS, as_judged, solved, written
@@ -58,3 +60,11 @@ def test_there_are_enough_answers_of_each_group(name):
 
 def test_every_answer_is_of_an_exercise():
     assert {a.exercise for a in ANSWERS} == set(every())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(machine.gpu(), reason="the figures of a GPU are check.warm_seconds.*, which lesson 00 records")
+def test_a_warm_verdict_on_a_small_kernel_takes_half_a_second():
+    exercise, text = every()["masked-add"], solved("masked-add")
+    judge(exercise, text)
+    assert statistics.median(judge(exercise, text).seconds for _ in range(9)) <= 0.5

@@ -159,6 +159,8 @@ class Trial:
                     findings += caught("compute-sanitizer", self.sanitized())
             if not findings and self.exercise.speed:
                 findings = caught("timer", self.fast_enough())
+        elif self.sanitize and not self.gpu:
+            self.unchecked.append("compute-sanitizer: it needs a GPU")
         return findings
 
     def on_cpu(self) -> list[Finding]:

@@ -18,13 +18,14 @@ class NotPassed(machine.Plain, AssertionError):
     """An answer that did not pass, where a check must raise: HELPERS_STRICT=1, or under nbgrader."""
 
 
-def check(name: str, answer=None, *, seed: int | None = None) -> None:
+def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = False) -> None:
     """Judge an answer and show the verdict: `check("row-softmax", row_softmax)`.
 
     answer: the function or class, by default the one that the exercise names; what counts is its text in the cells as
-    last run. seed: that of an earlier verdict, to see the same inputs again. For a learner it never raises, so that
-    *Run all* goes on; with HELPERS_STRICT=1 and under nbgrader it raises `NotPassed`. Stopped by the learner, it says
-    where the answer was, and raises `Stopped`, a KeyboardInterrupt.
+    last run. seed: that of an earlier verdict, to see the same inputs again. sanitize: on a GPU, ask NVIDIA's
+    compute-sanitizer too (a minute). For a learner it never raises, so that *Run all* goes on; with HELPERS_STRICT=1
+    and under nbgrader it raises `NotPassed`. Stopped by the learner, it says where the answer was, and raises
+    `Stopped`, a KeyboardInterrupt.
     """
     exercise = _exercise(name)
     entry = getattr(answer, "__name__", exercise.entry)
@@ -37,7 +38,7 @@ def check(name: str, answer=None, *, seed: int | None = None) -> None:
             text += f"\n{exercise.entry} = {entry}\n"
         try:
             with show.working(f"checking {name}"):
-                verdict = judge(exercise, text, seed=seed)
+                verdict = judge(exercise, text, seed=seed, sanitize=sanitize)
         except Stopped as stopped:
             display(dataclasses.replace(stopped.verdict, judged=source.ran(entry)))
             raise
