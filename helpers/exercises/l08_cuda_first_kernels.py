@@ -193,7 +193,7 @@ warp_argmax = Exercise(
         "`__shfl_down_sync(0xffffffffu, v, d)` gives a lane the `v` of the lane d further up. All 32 lanes call it, "
         "both for the value and for its place. With d = 16, 8, 4, 2, 1, lane 0 has heard of everyone.",
         "best = minus infinity, at = cols; for own elements: if larger, or equal and further left: take it. For d from "
-        "16, halved down to 1: other, where = both from lane + d; take them by the same rule. Lane 0 writes at.",
+        "16, halved down to 1: other, where = both from lane + d; take them by the same rule. Lane 0 writes `at`.",
     ),
     hints_for={
         "wrong-values": (
