@@ -17,9 +17,6 @@ from typing import Any
 
 import torch
 
-GUARD_BYTES = 1024
-"""Poisoned bytes before and behind each input and each tensor that an answer allocates."""
-
 
 class Draw:
     """The random inputs of one case, from one seed: the same seed draws the same again.
