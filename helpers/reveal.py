@@ -130,7 +130,7 @@ def triton(
 def compiled(
     text: str,
     name: str,
-    types: dict[str, str],
+    types: dict[str, str | dict],
     constants: dict[str, str],
     arch: str,
     num_warps: int = 4,
@@ -312,12 +312,18 @@ def _compile(kernel, types, constexprs, arch, num_warps, num_stages, line_info):
     triton.knobs.compilation.always_compile = True
     triton.knobs.compilation.disable_line_info = not line_info
     triton.knobs.nvidia.dump_ptxas_log = True
-    signature, attributes = {}, {}
-    for i, n in enumerate(names):
-        signature[n], _, multiple = "constexpr" if n in constexprs else types[n], "", ""
-        signature[n], _, multiple = signature[n].partition(":")
-        if multiple == "16" or signature[n].startswith("*") and not multiple:
-            attributes[(i,)] = [["tt.divisibility", 16]]
+    attributes = {}
+
+    def spelled(given, path):
+        if isinstance(given, dict):  # a tuple
+            parts = [spelled(part, (*path, i)) for i, part in enumerate(given["parts"])]
+            return globals()[given["of"]](*parts) if given["of"] in globals() else tuple(parts)
+        name, _, multiple = given.partition(":")
+        if multiple == "16" or name.startswith("*") and not multiple:
+            attributes[path] = [["tt.divisibility", 16]]
+        return name
+
+    signature = {n: "constexpr" if n in constexprs else spelled(types[n], (i,)) for i, n in enumerate(names)}
     if arch.startswith("gfx"):
         target = triton.backends.compiler.GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
     else:
@@ -351,8 +357,13 @@ def _reason(done: child.Result, name: str, arch: str) -> str:
     return f"{name} did not compile for {arch}: {done.why()}. {done.stderr[-2000:]}"
 
 
-def type_of(example) -> str:
-    """An example of an argument, as Triton's compiler spells its type. Raises TypeError."""
+def type_of(example) -> str | dict:
+    """An example of an argument, as Triton's compiler spells its type. Raises TypeError.
+
+    Of a tuple {"of": the name of its class, where it is a named one, "parts": the types of its parts}.
+    """
+    if isinstance(example, tuple):
+        return {"of": type(example).__name__ * hasattr(example, "_fields"), "parts": [type_of(x) for x in example]}
     if hasattr(example, "data_ptr"):
         return "*" + _TYPES[str(example.dtype).removeprefix("torch.")]
     if isinstance(example, bool):

@@ -356,7 +356,7 @@ class Trial:
         """Compile the answer's Triton kernels for a GPU, as they were launched."""
         unique = {}
         for launch in wanted:
-            types = {n: t.partition(":")[0] for n, t in launch["types"].items()}
+            types = {n: _without_multiple(t) for n, t in launch["types"].items()}
             unique[json.dumps(launch | {"types": types}, sort_keys=True)] = launch | {"types": types}
         by_kernel: dict[str, list[dict]] = {}
         for launch in unique.values():
@@ -420,6 +420,13 @@ def _spec(t: torch.Tensor, which: str, blobs: list) -> dict:
         "stride": list(t.stride()),
         which: len(blobs) - 1,
     }
+
+
+def _without_multiple(spelled: str | dict) -> str | dict:
+    """A type without what is known of its values: "i32" of "i32:16"; also in a tuple's parts."""
+    if isinstance(spelled, dict):
+        return spelled | {"parts": [_without_multiple(part) for part in spelled["parts"]]}
+    return spelled.partition(":")[0]
 
 
 def _bits(data: torch.Tensor, said: dict) -> torch.Tensor:

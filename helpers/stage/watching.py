@@ -169,7 +169,7 @@ def _to_compile(executor, args, named) -> dict:
     }
 
 
-def _type_of(value) -> str:
+def _type_of(value) -> str | dict:
     from .. import reveal
 
     try:
