@@ -194,6 +194,11 @@ BIAS_GELU = Exercise(
         Case("stored column by column", _biased(21, 66, put=turned)),
         Case("every second element of longer rows", _biased(18, 33, put=spaced)),
         Case("the last row lies beyond element 2**31", _biased(3, 70, torch.float16, far), memory_bytes=FAR_BYTES),
+        Case(
+            "the last column lies beyond element 2**31",
+            _biased(70, 3, torch.float16, lambda x: far(x.mT).mT),
+            memory_bytes=FAR_BYTES,
+        ),
         Case("4099 rows of 4097, float16", _biased(4099, 4097, torch.float16), mode="gpu"),
     ),
     limits=(
