@@ -67,7 +67,9 @@ def tolerance(want: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, good,
     """
     half_ulp = torch.finfo(dtype).eps / 2
     g = errors(want, good.to(dtype).double(), scale)
-    top, mean = max(float(g.max()), half_ulp), max(float(g.square().mean().sqrt()), half_ulp / 4)
+    # of few numbers that were summed up in float32 the reference's may be right to the last digit by luck
+    floor = 16 * half_ulp if want.numel() < FEW and dtype == torch.float32 else half_ulp
+    top, mean = max(float(g.max()), floor), max(float(g.square().mean().sqrt()), half_ulp / 4)
     loose, loose_mean = math.inf, math.inf
     if low is not None:
         e = errors(want, low.to(dtype).double(), scale)
