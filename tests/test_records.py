@@ -41,3 +41,20 @@ def test_a_gpu_that_lacks_a_tool_shows_what_was_recorded_but_never_records_it(mo
         records.figures(refused, "no.such.figure")
     with pytest.raises(machine.NotReady):
         records.text("no.such.text", refused)
+
+
+def test_a_figure_of_other_versions_says_so_until_all_are_of_these(tmp_path, monkeypatch):
+    path = tmp_path / "a-card.json"
+    monkeypatch.setattr(records, "REFERENCE", path)
+    figure = {"value": 1.0, "unit": "us", "low": 1.0, "high": 1.0, "n": 1, "note": ""}
+    old, new = (
+        {"gpu": "A card", "date": f"2026-01-0{i}", "torch": version} for i, version in ((1, "2.13"), (2, "2.11"))
+    )
+    records.merge(path, "figures", {"a": figure, "b": figure}, old)
+    records.merge(path, "figures", {"b": figure}, new)
+    assert records.recorded("a").where == "A card, 2026-01-01, torch 2.13"
+    assert records.recorded("b").where == "A card, 2026-01-02, torch 2.11"
+    assert records.recorded("a", "b").where == "A card, 2026-01-01, torch 2.13; A card, 2026-01-02, torch 2.11"
+    records.merge(path, "figures", {"a": figure}, new)
+    assert records.recorded("a", "b").where == "A card, 2026-01-02, torch 2.11"
+    assert "made_with" not in path.read_text()

@@ -141,7 +141,8 @@ def recorded(*ids: str) -> Figures:
     found = {key: record["figures"].get(key, absent) for key in ids}
     fields = [f.name for f in dataclass_fields(Measurement)]
     values = {key: Measurement(**{f: entry[f] for f in fields}) for key, entry in found.items()}
-    return Figures(values, False, label(record["machine"]))
+    abouts = [record["figures"].get(key, {}).get("made_with", record["machine"]) for key in ids]
+    return Figures(values, False, "; ".join(dict.fromkeys(map(label, abouts))))
 
 
 def figure(key: str, measure: Callable[[], Measurement]) -> Figures:
@@ -200,19 +201,31 @@ def _save(kind: str, entries: dict) -> None:
 
 
 def merge(path: Path, kind: str, entries: dict, about: dict, code: str = "") -> None:
-    """Write `entries` into the record at `path`, each stamped with its date and the hash of its notebook's code.
+    """Write `entries` into the record at `path`; a figure is stamped with its date and the hash of its notebook's code.
 
-    Errors: ValueError where the record is another GPU's.
+    `machine` in the file tells the versions that all figures share; those of a later run with others carry their own,
+    as "made_with". Errors: ValueError where the record is another GPU's.
     """
     with FileLock(f"{path}.lock"):
         record = load(path)
         if record["machine"] and record["machine"]["gpu"] != about["gpu"]:
             raise ValueError(f"{path} holds figures of a {record['machine']['gpu']}, not of a {about['gpu']}")
-        record["machine"] = about
         for key, entry in entries.items():
-            record[kind][key] = {**entry, "date": about["date"], "code": code} if kind == "figures" else entry
+            stamp = {"date": about["date"], "code": code, "made_with": about}
+            record[kind][key] = entry | stamp if kind == "figures" else entry
+        figures = record["figures"].values()
+        made = [figure.get("made_with", record["machine"]) for figure in figures]
+        if not record["machine"] or all(_versions(one) == _versions(about) for one in made):
+            record["machine"] = about
+        for figure in figures:
+            if _versions(figure.get("made_with", {})) == _versions(record["machine"]):
+                del figure["made_with"]
         ordered = {"machine": record["machine"]} | {k: dict(sorted(record[k].items())) for k in ("figures", "texts")}
         path.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+
+
+def _versions(about: dict) -> dict:
+    return {name: version for name, version in about.items() if name != "date"}
 
 
 def declared(notebook: Path) -> dict[str, list[int]]:
