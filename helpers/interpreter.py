@@ -171,13 +171,12 @@ class _Launch:
         lanes = f"{int(outside.sum())} of the {outside.size} unmasked lanes"
         where = "outside every tensor that the kernel was given"
         if origin:
-            elements = (origin.high - origin.low) // origin.item
-            past = int(addresses.max()) + origin.item - origin.high
-            before = origin.low - int(addresses.min())
-            way = f"{past // origin.item} elements past its end" if past > 0 else ""
-            way += " and " * bool(past > 0 and before > 0)
-            way += f"{-(-before // origin.item)} elements before its start" if before > 0 else ""
-            where = f"outside {origin.name}, which spans {elements} element{'s' * (elements != 1)}: up to {way}"
+            past = (int(addresses.max()) + origin.item - origin.high) // origin.item
+            before = -(-(origin.low - int(addresses.min())) // origin.item)
+            ways = [f"{_elements(past)} past its end"] * (past > 0)
+            ways += [f"{_elements(before)} before its start"] * (before > 0)
+            spans = _elements((origin.high - origin.low) // origin.item)
+            where = f"outside {origin.name}, which spans {spans}: up to {' and '.join(ways)}"
         program = f"in program {_shown(self.program)}"
         return f"Out of bounds in {_place()}: {lanes} of this {access}, {program}, fall {where}."
 
@@ -284,6 +283,10 @@ def _collide(pointers, value, mask) -> None:
     differ = (values != rival) & ((values == values) | (rival == rival))  # two NaN are alike
     if differ.any():
         _launch.collision(int(addresses[differ][0]), getattr(pointers, "origin", None))
+
+
+def _elements(count: int) -> str:
+    return f"{count} element{'s' * (count != 1)}"
 
 
 def _place() -> str:
