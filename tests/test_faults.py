@@ -80,6 +80,14 @@ def cuda(name, code, kind, *words, **options) -> Fault:
     return Fault(name, "block-sum", "part[t] = sum;", code, kind, words, seconds=4, **options)
 
 
+FORGE = """import json, os, struct
+said = json.dumps({} | {{"sizes": []}}).encode()
+for fd in range(3, 64):
+    try: os.write(fd, struct.pack("<Q", len(said)) + said)
+    except OSError: pass
+os._exit(0)"""
+"""Writes a frame of its own wherever it can, for the parent to read."""
+
 CASE = "(Case: "
 IN_LINE = "in {place}"
 KIN = "started a process and did not wait"
@@ -90,6 +98,10 @@ FAULTS = [
     python("segmentation fault", "import ctypes\nctypes.string_at(0)", "crash", "SIGSEGV", IN_LINE, CASE),
     python("abort", "import os\nos.abort()", "crash", "SIGABRT", IN_LINE, CASE),
     python("ends itself", "import os\nos._exit(0)", "crash", "ended by itself (status 0)", CASE),
+    python("forges its end", FORGE.format('{"event": "end", "to_compile": []}'), "crash", "ended by itself (status 0)"),
+    python(
+        "forges a result", FORGE.format('{"event": "left", "case": 0, "order": "forward"}'), "crash", "is damaged", CASE
+    ),
     python("exits", "import sys\nsys.exit(0)", "exception", "sys.exit", CASE),
     python("interrupts itself", "raise KeyboardInterrupt", "exception", "KeyboardInterrupt", IN_LINE, CASE),
     python("kills itself", "import os\nos.kill(os.getpid(), 9)", "crash", "SIGKILL", "another process", CASE),

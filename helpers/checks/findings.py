@@ -93,13 +93,13 @@ def limited(exercise: Exercise, inputs: tuple, facts: dict) -> list[Finding]:
 # ---- how it ended ----
 
 
-def failed(last: dict, done: child.Result, text: str, seconds: float) -> Finding:
+def failed(last: dict, done: child.Result, text: str) -> Finding:
     """The finding that the end of a process stands for: an exception, a limit reached, a signal. last: its last frame;
-    text: the answer's; seconds: its limit."""
+    text: the answer's."""
     if last.get("event") == "error":
         return raised(last, done.stderr, text)
     where = still(done.stderr, text)
-    if done.timed_out or done.seconds > seconds and done.signal:
+    if done.timed_out:
         what = f"The kernel `{last['kernel']}`, launched last," if last.get("kernel") else "It"
         return Finding("timeout", f"{what} was still running after {done.seconds:.1f} s{where}, and was stopped.")
     while_ = " while its definitions were run" * (last.get("event") == "import")
@@ -125,13 +125,10 @@ def raised(error: dict, stderr: str, text: str) -> Finding:
         "CompileError": "compile",
         "CompilationError": "compile",
         "OutOfResources": "compile",
-        "LaunchError": "exception",
-        "BadArgument": "exception",
         "AssertFailed": "exception",
         "KernelError": "crash",
         "OutOfMemoryError": "memory",
         "MemoryError": "memory",
-        "NotImplementedError": "exception",
     }
     kind = next((by_name[n] for n in names if n in by_name), kind)
     if kind == "exception":

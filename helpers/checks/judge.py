@@ -295,9 +295,7 @@ class Trial:
             inputs = self.drawn(number, case, again)
             try:
                 findings = self.judged(mode, case, inputs, message, blobs)
-            except (KeyError, TypeError, ValueError, RuntimeError) as error:
-                if not isinstance(error, Unreadable):
-                    raise
+            except Unreadable:
                 findings = [Finding("crash", "What came back from its process is damaged.")]
             if findings:
                 how = {"again": "on a second call with other values in the same tensors"}.get(message["order"], "")
@@ -308,13 +306,15 @@ class Trial:
 
     def judged(self, mode: str, case: Case, inputs: tuple, message: dict, blobs: list) -> list[Finding]:
         """What is wrong with one call."""
-        about = [said | {"wanted_device": "cuda" if mode == "gpu" else "cpu"} for said in message["tensors"]]
         got = [
             torch.frombuffer(bytearray(b), dtype=torch.uint8) if b else torch.empty(0, dtype=torch.uint8) for b in blobs
         ]
-        outputs = [_bits(t, said) for t, said in zip(got, about, strict=False)]
-        tree = stage.decode(message["outputs"], outputs)
-        facts = message["facts"]
+        try:
+            about = [said | {"wanted_device": "cuda" if mode == "gpu" else "cpu"} for said in message["tensors"]]
+            outputs = [_bits(t, said) for t, said in zip(got, about, strict=False)]
+            tree, facts = stage.decode(message["outputs"], outputs), dict(message["facts"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise Unreadable from error
         findings = untouched(inputs, got[len(about) :])
         if message["stray"]:
             first, last = message["stray"][0]
@@ -342,10 +342,11 @@ class Trial:
     def ended(self, mode: str, cases: list, left: list, done: child.Result) -> list[Finding]:
         """What the process's end says, where its outputs said nothing."""
         last = left[-1][0] if left else {}
-        if last.get("event") == "end" and done.exit == 0:
+        whole = {m["case"] for m, _ in left if m.get("event") == "left"} == set(range(len(cases)))
+        if last.get("event") == "end" and done.exit == 0 and whole:
             return []
         at = last.get("case", -1)
-        finding = failed(last, done, self.text, self.seconds)
+        finding = failed(last, done, self.text)
         if 0 <= at < len(cases) and finding.kind != "environment":
             finding = self.told(finding, cases[at][1])
         return caught("guards" if last.get("event") == "error" else "process", [finding])
@@ -395,7 +396,7 @@ class Trial:
         left, done = self.played("gpu", [], {**_travel(speed.rival), "as_case": case})
         times = next((m["seconds"] for m, _ in left if m.get("event") == "speed"), None)
         if times is None:
-            return [failed(left[-1][0] if left else {}, done, self.text, self.seconds)]
+            return [failed(left[-1][0] if left else {}, done, self.text)]
         (mine, _, _), (rival, _, _) = times
         share = rival / mine
         if share < speed.least:
@@ -433,7 +434,7 @@ def _bits(data: torch.Tensor, said: dict) -> torch.Tensor:
     """An output's bytes in its own dtype and shape; empty where they were not handed over."""
     dtype = getattr(torch, said["dtype"], None)
     if not isinstance(dtype, torch.dtype):
-        raise Unreadable(said["dtype"])
+        raise ValueError(said["dtype"])
     try:
         return data.view(dtype).reshape(said["size"])
     except RuntimeError:

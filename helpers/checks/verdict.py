@@ -43,7 +43,7 @@ class Finding:
     """One thing that is wrong: its kind, a sentence with the evidence, and details as data (case, indices, line).
 
     caught_by: "text" (reading it), "guards" (the interpreter's, the CUDA runner's or the GPU's), "values" (comparing),
-    "counts" (of operators, launches, bytes), "compiler", "process" (how it ended) or "timer".
+    "counts" (of operators, launches, bytes), "compiler", "process" (how it ended), "timer" or "compute-sanitizer".
     """
 
     kind: str

@@ -205,7 +205,6 @@ def described(error: BaseException) -> dict:
     root = error
     while root.__cause__ is not None and type(root).__name__ in ("InterpreterError", "CompilationError"):
         root = root.__cause__
-    shown = traceback.TracebackException.from_exception(root)
     frames = [f for e in _chain(error) for f in traceback.extract_tb(e.__traceback__) if f.filename == FILE]
     last = frames[-1] if frames else None
     return {
@@ -213,8 +212,6 @@ def described(error: BaseException) -> dict:
         "message": str(root),
         "line": last.lineno if last else getattr(root, "lineno", None),
         "text": (last.line if last else getattr(root, "text", None)) or "",
-        "function": last.name if last else "",
-        "traceback": "".join(shown.format())[-4000:],
     }
 
 
