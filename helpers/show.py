@@ -41,6 +41,11 @@ def note(text: str, kind: str = "note") -> None:
     display(_Both(f'<div style="{style}">{word}{html.escape(text)}</div>', word + text))
 
 
+def paragraph(text: str, bold: bool = False) -> str:
+    """HTML of a line of plain text, as it stands above or below a table."""
+    return f'<div style="padding:4px 0{";font-weight:bold" if bold else ""}">{html.escape(text)}</div>'
+
+
 def table(rows: list[dict], columns: list[str] | None = None, caption: str = "") -> _Both:
     """A table of `rows` (dicts); `columns` chooses and orders the keys. Numbers are shown to 4 significant digits."""
     columns = columns or list(dict.fromkeys(k for row in rows for k in row))
@@ -60,7 +65,7 @@ def table(rows: list[dict], columns: list[str] | None = None, caption: str = "")
         for row in cells
     )
     # not a <caption>: that would be folded to the width of a narrow table
-    top = f'<div style="padding:4px 0">{html.escape(caption)}</div>' if caption else ""
+    top = paragraph(caption) if caption else ""
     label = f' aria-label="{html.escape(caption)}"' if caption else ""
     widths = [max([len(c), *(len(row[i]) for row in cells)]) for i, c in enumerate(columns)]
 

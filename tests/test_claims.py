@@ -1,0 +1,154 @@
+"""Verdicts on the articles' claims follow from figures and thresholds; each claim is judged in one place."""
+
+import math
+import re
+from collections import defaultdict
+
+import nbformat
+import pytest
+
+from helpers import claims, notebooks
+from helpers.claims import DEPENDS, FAILS, HOLDS, NOT_TESTABLE, UNRECORDED, UNRESOLVED, Test
+from helpers.records import Measurement
+
+
+def spread(low, high):
+    return Measurement((low + high) / 2, "x", low, high, 9)
+
+
+@pytest.mark.parametrize(
+    ("value", "threshold", "result"),
+    [
+        (3, {"at_least": 3}, HOLDS),
+        (2.99, {"at_least": 3}, FAILS),
+        (0.001, {"at_most": 0.001}, HOLDS),
+        (0.0011, {"at_most": 0.001}, FAILS),
+        (0, {"at_most": 0}, HOLDS),
+        (-1, {"at_least": 0}, FAILS),
+        (math.inf, {"at_most": 1}, FAILS),
+        (40, {"equals": 40}, HOLDS),
+        ("mma.sync", {"equals": "wgmma"}, FAILS),
+        (True, {"equals": True}, HOLDS),
+        (False, {"equals": True}, FAILS),
+        (False, {"equals": False}, HOLDS),
+        (0, {"equals": 0}, HOLDS),
+        (spread(3.1, 3.3), {"at_least": 3}, HOLDS),
+        (spread(3.0, 3.3), {"at_least": 3}, HOLDS),
+        (spread(2.9, 3.3), {"at_least": 3}, UNRESOLVED),
+        (spread(2.5, 2.9), {"at_least": 3}, FAILS),
+        (spread(2.5, 2.9), {"at_most": 3}, HOLDS),
+        (spread(2.9, 3.3), {"at_most": 3}, UNRESOLVED),
+        (spread(3.1, 3.3), {"at_most": 3}, FAILS),
+        (spread(2.9, 3.3), {"equals": 3}, UNRESOLVED),
+        (spread(3.1, 3.3), {"equals": 3}, FAILS),
+        (Measurement.exact(36, "trials"), {"equals": 36}, HOLDS),
+        (math.nan, {"at_least": 3}, UNRECORDED),
+        (spread(math.nan, math.nan), {"at_least": 3}, UNRECORDED),
+        (spread(math.nan, math.nan), {"equals": 3}, UNRECORDED),
+    ],
+)
+def test_a_test_compares_one_figure_with_its_threshold(value, threshold, result):
+    assert Test("here", value, **threshold).result == result
+
+
+YES, NO = Test("small", 1, at_least=0), Test("large", 1, at_least=2)
+OPEN, NONE = Test("middle", spread(1, 3), at_least=2), Test("huge", math.nan, at_least=2)
+
+
+@pytest.mark.parametrize(
+    ("tests", "verdict"),
+    [
+        ([YES], HOLDS),
+        ([NO], FAILS),
+        ([YES, YES], HOLDS),
+        ([NO, NO], FAILS),
+        ([YES, NO], DEPENDS),
+        ([OPEN], UNRESOLVED),
+        ([YES, OPEN], UNRESOLVED),
+        ([NO, OPEN], UNRESOLVED),
+        ([YES, NO, OPEN], DEPENDS),
+        ([NONE], UNRECORDED),
+        ([YES, OPEN, NONE], UNRECORDED),
+        ([NO, YES, NONE], DEPENDS),
+    ],
+)
+def test_the_verdict_follows_from_the_tests(tests, verdict):
+    assert claims.verdict("gelu-tanh", *tests).verdict == verdict
+
+
+def test_a_verdict_reads_as_text_and_as_html():
+    ratio = Measurement(1.114, "x", 1.1, 1.13, 30)
+    ruling = claims.verdict(
+        "gelu-tanh",
+        Test("alone, fp16", ratio, at_least=3, note="erf's time over tanh's"),
+        Test("same kernel", True, equals=True),
+    )
+    text = str(ruling).splitlines()
+    assert text[0].startswith("Claim gelu-tanh (the trend article, on ") and "3 times" in text[0]
+    assert re.split("  +", text[2]) == ["alone, fp16", "1.114 (1.1 – 1.13) x", "≥ 3 x", "no", "erf's time over tanh's"]
+    assert text[3].split() == ["same", "kernel", "yes", "=", "yes", "yes"]
+    assert text[-1] == "Verdict: depends. It holds for: same kernel. It fails for: alone, fp16."
+    bundle = ruling._repr_mimebundle_()
+    assert bundle["text/plain"] == str(ruling)
+    assert "<table" in bundle["text/html"] and "It fails for: alone, fp16." in bundle["text/html"]
+
+
+def test_what_has_no_verdict_yet_says_why():
+    assert "not resolved, the spread reaches across the threshold: middle" in str(
+        claims.verdict("registers", YES, OPEN)
+    )
+    text = str(claims.verdict("registers", NONE))
+    assert "no GPU's figures are recorded for: huge" in text and "nan" not in text
+
+
+def test_what_is_not_testable_has_a_reason():
+    ruling = claims.verdict("cost-months")
+    assert ruling.verdict == NOT_TESTABLE
+    assert str(ruling).splitlines()[-1].startswith("Verdict: not testable: it would take many engineers")
+    assert "not testable" in ruling._repr_mimebundle_()["text/html"]
+    with pytest.raises(ValueError, match="takes no tests"):
+        claims.verdict("cost-months", YES)
+
+
+def test_misuse_is_refused():
+    with pytest.raises(ValueError, match="'here' needs one threshold"):
+        Test("here", 3)
+    with pytest.raises(ValueError, match="needs one threshold"):
+        Test("here", 3, at_least=1, at_most=4)
+    with pytest.raises(ValueError, match="no number"):
+        Test("here", "mma", at_least=1)
+    with pytest.raises(ValueError, match="no number"):
+        Test("here", True, at_least=1)
+    with pytest.raises(ValueError, match="not a number"):
+        Test("here", 3, at_least=math.nan)
+    with pytest.raises(ValueError, match="needs a test"):
+        claims.verdict("gelu-tanh")
+    with pytest.raises(LookupError, match=r"no claim 'gelu-than'; near it: gelu-tanh"):
+        claims.verdict("gelu-than", YES)
+
+
+def test_every_claim_says_where_it_was_made():
+    for key, claim in claims.CLAIMS.items():
+        assert claim.statement.endswith(".") and claim.heading, key
+        assert claim.article in (*claims.ARTICLES, "both"), key
+    assert len({claim.statement for claim in claims.CLAIMS.values()}) == len(claims.CLAIMS) == 26
+
+
+def test_each_verdict_is_shown_in_one_cell_of_the_course():
+    places = defaultdict(list)
+    for path in notebooks.lessons():
+        for key, cells in claims.declared(path).items():
+            places[key] += cells
+    assert not {key: cells for key, cells in places.items() if len(cells) > 1}
+
+
+def test_a_claim_is_named_literally(tmp_path):
+    def notebook(source):
+        nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source, id="l98-a")])
+        nbformat.write(nb, tmp_path / "98_a.ipynb")
+        return tmp_path / "98_a.ipynb"
+
+    assert claims.declared(notebook("%time 1\nclaims.verdict('registers', t)")) == {"registers": ["l98-a"]}
+    for odd in ("claims.verdict(key, t)", "claims.verdict('regsters', t)", "claims.verdict()"):
+        with pytest.raises(ValueError, match="98_a.ipynb, cell l98-a"):
+            claims.declared(notebook(odd))
