@@ -68,6 +68,24 @@ PER_CYCLE = {
 }
 
 
+# KB of shared memory that one block may take where it asks for them: CUDA's programming guide, "Technical
+# Specifications per Compute Capability"; and the local data share of AMD's MI300 (CDNA 3 ISA).
+SHARED_KB = {
+    "sm_75": 64,
+    "sm_80": 163,
+    "sm_86": 99,
+    "sm_87": 163,
+    "sm_89": 99,
+    "sm_90": 227,
+    "sm_100": 227,
+    "sm_103": 227,
+    "sm_120": 99,
+    "sm_121": 99,
+    "gfx942": 64,
+    "gfx1100": 64,
+}
+
+
 @dataclass(frozen=True)
 class Machine:
     """What this machine is. Sizes are in bytes; what a CPU has no counterpart for is 0 or empty there."""
@@ -234,6 +252,19 @@ def _peaks_by_clock(properties) -> Peaks | None:
     return Peaks(
         memory * width, cycles * per_cycle[0], cycles * per_cycle[1], "computed from the card's highest clocks"
     )
+
+
+def shared_limit(arch: str = "") -> int:
+    """Bytes of shared memory that one block may take, on `arch` or, without it, here (in CPU mode: sm_90).
+
+    The lesson's kernels choose their tiles by it. Raises ValueError for an architecture that is not in `SHARED_KB`.
+    """
+    if not arch and here().shared_bytes_per_block:
+        return here().shared_bytes_per_block
+    arch = arch or here().arch
+    if arch not in SHARED_KB:
+        raise ValueError(f"no limit is known for {arch}; known are {', '.join(SHARED_KB)}")
+    return SHARED_KB[arch] * 1024
 
 
 def gpu() -> bool:

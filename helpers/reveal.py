@@ -1,9 +1,11 @@
 """Generated code, to read: what Triton's compiler makes of a kernel, what torch.compile makes of a function.
 
-Nothing here needs a GPU. A Triton kernel is compiled in a child process, since a process that interprets Triton
-cannot compile it; registers and spills are what ptxas said, SASS is read by the nvdisasm in triton's wheel.
+Nothing here needs a GPU, nor the GPU that the code is for. A Triton or Gluon kernel is compiled in a child process,
+since a process that interprets Triton cannot compile it; registers and spills are what ptxas said, SASS is read by the
+nvdisasm in triton's wheel.
 """
 
+import difflib
 import itertools
 import logging
 import re
@@ -20,16 +22,45 @@ from . import child, cuda, machine, show, source
 
 _compiled: dict[tuple, "Compiled"] = {}
 _calls = itertools.count()
+_traced: dict[tuple, "Passes"] = {}
 _IR_LOCATION = re.compile(r'^#loc.*\n|\s*\bloc\((?:"[^"]*"(?:\([^()]*\))?|#\w+|unknown)\)', re.MULTILINE)
-_MLIR_OP = re.compile(r'^\s*(?:%[\w:#]+(?:, %[\w:#]+)*\s*=\s*)?"?([a-z]\w*)\.[a-z]', re.MULTILINE)
+_MLIR_OP = re.compile(r'^\s*(?:%[\w:#]+(?:, %[\w:#]+)*\s*=\s*)?"?(([a-z]\w*)\.[a-z][\w.]*)', re.MULTILINE)
 _SASS_OP = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
 _PTX_OP = re.compile(
     r"^\s*(?:\$\w+:\s*)?(?:\{\s*)?(?:@!?%?\w+\s+)?([a-z][\w.:]*)(?=[\s;]).*;\s*(?://.*)?$", re.MULTILINE
+)
+_AMD_OP = re.compile(r"^\s+((?:[vs]|ds|global|buffer|flat|scratch)_\w+)(?=\s|$)", re.MULTILINE)
+_DUMPED = re.compile(
+    r"^// -----// IR Dump Before (\S+) \(([\w-]*)\) \('[\w.]+' operation(?:: @(\S+))?\) //----- //\n", re.MULTILINE
 )
 _TYPES = {
     "bool": "i1", "uint8": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "float16": "fp16",
     "bfloat16": "bf16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5",
 }  # fmt: skip
+
+
+KINDS = {
+    "mma.sync": r"mma\.sync|wmma\.mma|[HIBDQ]MMA\b",
+    "wgmma": r"wgmma\.mma_async|[HIQ]GMMA\b",
+    "tcgen05": r"tcgen05\.mma|UTC\w*MMA\b",
+    "mfma": r"v_s?mfmac?_",
+    "wmma": r"v_s?wmmac?_",
+    "fma": r"fma\.|FFMA|HFMA2|v_(?:pk_)?fmac?_|v_dot2",
+    "TMA": r"cp\.(?:reduce\.)?async\.bulk\.tensor|UTMA(?:LDG|STG|REDG)",
+    "cp.async": r"cp\.async\.c[ag]|LDGSTS",
+    "global loads": r"ld\.global|LDG\b|(?:global|buffer|flat)_load",
+    "global stores": r"st\.global|STG\b|(?:global|buffer|flat)_store",
+    "shared loads": r"ld\.shared|ldmatrix|LDS\b|LDSM\b|ds_(?:read|load)",
+    "shared stores": r"st\.shared|stmatrix|STS\b|STSM\b|ds_(?:write|store)",
+    "shuffles": r"shfl|SHFL|ds_b?permute|v_permlane",
+    "barriers": r"bar\.sync|barrier\.sync|BAR\b|s_barrier",
+    "mbarriers": r"mbarrier|SYNCS\b",
+}
+"""Kinds of instructions, and how their names begin in PTX, in SASS and in AMD's assembly. The first five multiply
+matrices: mma.sync one tile for a warp (sm_80 and consumer cards), wgmma for four warps out of shared memory (sm_90),
+tcgen05 into tensor memory (sm_100), mfma and wmma on AMD's data-centre and consumer cards."""
+MATRIX = ("mma.sync", "wgmma", "tcgen05", "mfma", "wmma")
+"""Those of `KINDS` that run on tensor cores, or on what AMD calls matrix cores."""
 
 
 class CompileFailed(RuntimeError):
@@ -41,7 +72,8 @@ class Compiled:
     """A Triton kernel at each stage of its compilation for `arch`, as text, and what the code holds of an SM.
 
     `registers` are per thread; `spills` are bytes a thread stores to local memory because registers ran out;
-    `shared_bytes` are per program. For AMD `amdgcn` stands in place of `ptx` and `sass`, registers are VGPRs.
+    `shared_bytes` are per program. For AMD `amdgcn` stands in place of `ptx` and `sass`, registers are VGPRs. A Gluon
+    kernel has no `ttir`: it is written at the level of `ttgir`.
     """
 
     name: str
@@ -69,7 +101,107 @@ class Compiled:
 
     def dialects(self) -> dict[str, Counter]:
         """How many operations of each MLIR dialect its two Triton stages hold: {"ttir": Counter, "ttgir": …}."""
-        return {s: Counter(_MLIR_OP.findall(getattr(self, s))) for s in ("ttir", "ttgir")}
+        return {s: _dialects(getattr(self, s)) for s in ("ttir", "ttgir") if getattr(self, s)}
+
+    @property
+    def kinds(self) -> Counter:
+        """How many instructions of each of `KINDS` stand in its PTX, or its assembly for AMD."""
+        return kinds(self.ptx or self.amdgcn)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a card of `arch` has the shared memory that one program takes (the compiler does not ask)."""
+        return self.shared_bytes <= machine.shared_limit(self.arch)
+
+    def row(self) -> dict:
+        """It in one line of a table: what multiplies matrices, what fetches, and what it holds of an SM."""
+        found = self.kinds
+        fetching = ("TMA", "cp.async", "global loads")
+        return {
+            "target": self.arch,
+            "matrix instructions": ", ".join(f"{found[k]} {k}" for k in MATRIX if found[k])
+            or f"none ({found['fma']} fma)",
+            "fetched by": ", ".join(f"{found[k]} {k}" for k in fetching if found[k]),
+            "registers a thread": self.registers,
+            "bytes spilled": self.spills,
+            "shared memory KB": self.shared_bytes / 1024,
+            "of KB on the card": machine.shared_limit(self.arch) / 1024,
+            "lines of assembly": (self.sass or self.amdgcn).count("\n"),
+        }
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of MLIR over a kernel: in which stage's pipeline it ran, its name, the module before and after."""
+
+    stage: str
+    name: str
+    argument: str
+    before: str = field(repr=False)
+    after: str = field(repr=False)
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+    @property
+    def gained(self) -> Counter:
+        """Operations that there are more of afterwards: {"ttg.local_alloc": 2}."""
+        return operations(self.after) - operations(self.before)
+
+    @property
+    def lost(self) -> Counter:
+        """Operations that there are fewer of afterwards."""
+        return operations(self.before) - operations(self.after)
+
+    def diff(self, context: int = 1) -> str:
+        """What it changed, line by line, as `diff` shows it."""
+        lines = difflib.unified_diff(self.before.splitlines(), self.after.splitlines(), n=context, lineterm="")
+        return "\n".join(list(lines)[2:])
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Every pass that ran over a kernel on its way to `arch`, in order, and the MLIR that each stage ended with.
+
+    `stages`: {"ttir": text, "ttgir": text, "llir": text}, the last in MLIR's LLVM dialect, before LLVM itself takes
+    over; a Gluon kernel begins with "ttgir".
+    """
+
+    name: str
+    arch: str
+    passes: list[Pass] = field(repr=False)
+    stages: dict[str, str] = field(repr=False)
+
+    def __iter__(self):
+        return iter(self.passes)
+
+    def __len__(self) -> int:
+        return len(self.passes)
+
+    def __getitem__(self, name: str) -> Pass:
+        """The first pass of that name or argument ("tritongpu-pipeline") that changed something, else the first."""
+        named = [p for p in self.passes if name in (p.name, p.argument)]
+        if not named:
+            raise KeyError(f"{name} did not run over {self.name} for {self.arch}")
+        return next((p for p in named if p.changed), named[0])
+
+    def dialects(self) -> dict[str, Counter]:
+        """How many operations of each dialect there are at the end of each stage."""
+        return {stage: _dialects(text) for stage, text in self.stages.items()}
+
+    def rows(self, changed: bool = True) -> list[dict]:
+        """Lines of a table, those passes only that changed something: what each added and took away, the most first."""
+
+        def spelled(counts, most=6):
+            named = [f"{n} {op}" for op, n in counts.most_common(most)]
+            return ", ".join(named + ["…"] * (len(counts) > most))
+
+        return [
+            {"stage": p.stage, "pass": p.argument or p.name, "adds": spelled(p.gained), "removes": spelled(p.lost)}
+            for p in self.passes
+            if p.changed or not changed
+        ]
 
 
 @dataclass(frozen=True)
@@ -110,21 +242,67 @@ def triton(
     num_warps=4,
     num_stages=3,
     line_info=False,
+    **options,
 ) -> Compiled:
-    """Compile a Triton kernel for `arch` ("sm_90", "gfx942"; by default this machine's) and return every stage.
+    """Compile a Triton or Gluon kernel for `arch` ("sm_90", "gfx942"; by default this machine's): every stage.
 
-    `kernel`: the kernel, or its name in this notebook. `signature`: each argument's type, "*fp32", "i32", or an
-    example of it, a tensor or number. As at a launch, pointers are taken to be aligned to 16 bytes; an integer that
-    is a multiple of 16, which lets loads be vectorised, is written "i32:16". `constexprs`: name -> value.
-    `line_info` leaves in the PTX the `.loc` notes that say which source line an instruction came from.
+    `kernel`: the kernel, or its name in this notebook. `signature`: each argument's type, "*fp32", "i32",
+    "tensordesc<fp16[128,64]>", or an example of it, a tensor, tensor descriptor or number. As at a launch, pointers
+    are taken to be aligned to 16 bytes; an integer that is a multiple of 16, which lets loads be vectorised, is
+    written "i32:16". `constexprs`: name -> value. `line_info` leaves in the PTX the `.loc` notes that say which source
+    line an instruction came from. `options`: the launch's others, such as `num_ctas` and `maxnreg`.
     Raises `CompileFailed`, TypeError for arguments that do not fit the kernel, `source.Missing`.
     """
     arch = arch or machine.here().arch
+    return compiled(*_asked(kernel, signature, constexprs), arch, num_warps, num_stages, line_info, options)
+
+
+ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942")
+"""A100, H100 and H200, B200, and AMD's MI300: what `targets` compiles for."""
+
+
+def targets(kernel, signature: dict, constexprs: dict | None = None, archs=ARCHS, **options) -> dict[str, Compiled]:
+    """`triton` for several architectures at once, by name; `show.table([c.row() for c in made.values()])` compares."""
+    return {arch: triton(kernel, signature, constexprs, arch, **options) for arch in archs}
+
+
+def passes(
+    kernel,
+    signature: dict,
+    constexprs: dict | None = None,
+    arch: str | None = None,
+    num_warps=4,
+    num_stages=3,
+    **options,
+) -> Passes:
+    """The passes of MLIR that take a kernel, arguments as those of `triton`, from Triton's dialect to LLVM's.
+
+    What follows is not MLIR's: LLVM optimises ("llir") and writes PTX, ptxas makes the machine code.
+    """
+    arch = arch or machine.here().arch
+    text, name, types, constants = _asked(kernel, signature, constexprs)
+    call = _call(name, types, constants, arch, num_warps, num_stages, False, options, True)
+    if (text, call) not in _traced:
+        traced = _compile(text, call, name, arch)
+        ends = {stage: _IR_LOCATION.sub("", end) for stage, end in traced["ends"].items()}
+        ran = []
+        for stage, dump in traced["dumps"].items():
+            _, *parts = _DUMPED.split(dump)
+            parts[3::4] = [_IR_LOCATION.sub("", _NOTED.sub("", text)).strip() for text in parts[3::4]]
+            befores = parts[3::4]
+            afters = [*befores[1:], ends[stage].strip()]
+            for pass_name, argument, before, after in zip(parts[::4], parts[1::4], befores, afters, strict=True):
+                ran.append(Pass(stage, pass_name, argument, before, after))
+        _traced[text, call] = Passes(name, arch, ran, ends)
+    return _traced[text, call]
+
+
+def _asked(kernel, signature: dict, constexprs: dict | None) -> tuple[str, str, dict, dict]:
+    """A kernel's module text, its name, its arguments' types and its constants as expressions."""
     name = kernel if isinstance(kernel, str) else _name(kernel)
     text = source.live(kernel) if isinstance(kernel, str) else source.of(kernel)
     types = {n: t if isinstance(t, str) else type_of(t) for n, t in signature.items()}
-    constants = {n: repr(v) for n, v in (constexprs or {}).items()}
-    return compiled(text, name, types, constants, arch, num_warps, num_stages, line_info)
+    return text, name, types, {n: repr(v) for n, v in (constexprs or {}).items()}
 
 
 def compiled(
@@ -136,16 +314,12 @@ def compiled(
     num_warps: int = 4,
     num_stages: int = 3,
     line_info: bool = False,
+    options: dict | None = None,
 ) -> Compiled:
     """`triton` for the kernel `name` of a module text; `constants` are expressions. Raises as `triton` does."""
-    spelled = ", ".join(f"{n!r}: {v}" for n, v in constants.items())
-    call = f"_compile({name}, {types!r}, {{{spelled}}}, {arch!r}, {num_warps}, {num_stages}, {line_info})"
+    call = _call(name, types, constants, arch, num_warps, num_stages, line_info, options or {}, False)
     if (text, call) not in _compiled:
-        with show.working("compiling the kernel"):
-            done = child.run(text + _COMPILE, call, interpreted=False, seconds=300)
-        if not done.ok:
-            raise (TypeError if done.error.startswith("TypeError: ") else CompileFailed)(_reason(done, name, arch))
-        value = done.value
+        value = _compile(text, call, name, arch)
         for stage in ("ttir", "ttgir"):
             value[stage] = _IR_LOCATION.sub("", value[stage])
         _compiled[text, call] = Compiled(
@@ -284,23 +458,63 @@ def _without_harness(code: str) -> str:
 
 
 def instructions(code: str) -> Counter:
-    """How often each instruction, modifiers included ("LDG.E.128", "ld.global.v4.b32"), stands in SASS or PTX text."""
-    sass = _SASS_OP.findall(code)
+    """How often each instruction, modifiers included ("LDG.E.128", "ld.global.v4.b32"), stands in a text of assembly:
+    SASS, PTX or AMD's."""
+    sass = _SASS_OP.findall(code) or _AMD_OP.findall(code)
     return Counter(sass or [op for op in _PTX_OP.findall(code) if not op.startswith(".")])
 
 
+def kinds(code: str) -> Counter:
+    """How many instructions of each of `KINDS` stand in a text of PTX, SASS or AMD's assembly."""
+    found = Counter()
+    for op, count in instructions(code).items():
+        found.update({kind: count for kind, names in KINDS.items() if re.match(names, op)})
+    return found
+
+
+def operations(ir: str) -> Counter:
+    """How often each operation ("tt.dot", "scf.for") stands in a text of MLIR."""
+    return Counter(op for op, _ in _MLIR_OP.findall(ir))
+
+
+def _dialects(ir: str) -> Counter:
+    return Counter(dialect for _, dialect in _MLIR_OP.findall(ir))
+
+
 # ------------------------------------------------------------------------------------------------------------
+
+_NOTED = re.compile(r"^// -----// .*\Z", re.MULTILINE | re.DOTALL)
+"""What a pass prints of itself while it runs, after the module that it was given."""
+
+
+def _call(name, types, constants, arch, num_warps, num_stages, line_info, options, trace) -> str:
+    spelled = ", ".join(f"{n!r}: {v}" for n, v in constants.items())
+    options = {"num_warps": num_warps, "num_stages": num_stages} | options
+    return f"_compile({name}, {types!r}, {{{spelled}}}, {arch!r}, {line_info}, {options!r}, {trace})"
+
+
+def _compile(text: str, call: str, name: str, arch: str):
+    with show.working("compiling the kernel"):
+        done = child.run(
+            text + _COMPILE + (_LAYOUTS if "Layout(" in call else ""), call, interpreted=False, seconds=300
+        )
+    if not done.ok:
+        raise (TypeError if done.error.startswith("TypeError: ") else CompileFailed)(_reason(done, name, arch))
+    return done.value
+
 
 _COMPILE = """
 
 import contextlib as _contextlib
 import io as _io
+import os as _os
+import tempfile as _tempfile
 
 import triton
 import triton.language
 
 
-def _compile(kernel, types, constexprs, arch, num_warps, num_stages, line_info):
+def _compile(kernel, types, constexprs, arch, line_info, options, trace):
     while not hasattr(kernel, "cache_key"):
         kernel = kernel.fn  # inside @triton.autotune, @triton.heuristics
     names = kernel.arg_names
@@ -328,14 +542,67 @@ def _compile(kernel, types, constexprs, arch, num_warps, num_stages, line_info):
         target = triton.backends.compiler.GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
     else:
         target = triton.backends.compiler.GPUTarget("cuda", int(arch.removeprefix("sm_").rstrip("af")), 32)
-    source = triton.compiler.ASTSource(kernel, signature, constexprs, attributes)
+    written = triton.compiler.ASTSource
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as written
+    source = written(kernel, signature, constexprs, attributes)
+    if trace:
+        return _trace(source, target, options)
     log = _io.StringIO()
     with _contextlib.redirect_stdout(log):
-        made = triton.compile(source, target=target, options={"num_warps": num_warps, "num_stages": num_stages})
+        made = triton.compile(source, target=target, options=options)
     stages = {s: made.asm.get(s, "") for s in ("ttir", "ttgir", "llir", "ptx", "amdgcn")}
     binary = made.asm["cubin" if "cubin" in made.asm else "hsaco"].hex()
     return stages | {"binary": binary, "shared_bytes": made.metadata.shared, "log": log.getvalue()}
+
+
+def _trace(source, target, options):
+    # what MLIR dumps before each pass, on stderr, by stage, and the module that each stage ended with
+    from triton._C.libtriton import llvm
+
+    dumps, ends, backend = {}, {}, type(triton.compiler.make_backend(target))
+    add_stages, to_module = backend.add_stages, llvm.to_module
+
+    def watched(stage, run):
+        def stage_and_dump(module, metadata):
+            with _tempfile.TemporaryFile() as said:
+                kept = _os.dup(2)
+                _os.dup2(said.fileno(), 2)
+                try:
+                    made = run(module, metadata)
+                finally:
+                    _os.dup2(kept, 2)
+                    _os.close(kept)
+                said.seek(0)
+                dumps[stage] = said.read().decode()
+            ends.setdefault(stage, str(made))
+            return made
+
+        return stage_and_dump
+
+    def add_watched(self, stages, *rest):
+        add_stages(self, stages, *rest)
+        for stage in set(stages) & {"ttir", "ttgir", "llir"}:
+            stages[stage] = watched(stage, stages[stage])
+
+    def translated(module, *rest):  # the last that MLIR has of it
+        ends["llir"] = str(module)
+        return to_module(module, *rest)
+
+    _os.environ["MLIR_ENABLE_DUMP"] = "1"  # the child ends after this
+    backend.add_stages, llvm.to_module = add_watched, translated
+    triton.compile(source, target=target, options=options)
+    return {"dumps": {stage: dumps[stage] for stage in ends}, "ends": ends}
 """
+
+
+_LAYOUTS = """
+
+import triton.experimental.gluon.language as _gluon
+
+globals().update({n: getattr(_gluon, n) for n in dir(_gluon) if n.endswith("Layout")})
+"""
+"""For constants of Gluon kernels."""
 
 
 def _resources(log: str, stages: dict) -> dict[str, int]:
@@ -364,6 +631,10 @@ def type_of(example) -> str | dict:
     """
     if isinstance(example, tuple):
         return {"of": type(example).__name__ * hasattr(example, "_fields"), "parts": [type_of(x) for x in example]}
+    if hasattr(example, "block_shape"):  # a tensor descriptor; Gluon's says how its tiles lie in shared memory
+        layout = f",{example.layout!r}" if hasattr(example, "layout") else ""
+        shape = ",".join(map(str, example.block_shape))
+        return f"tensordesc<{type_of(example.base)[1:]}[{shape}]{layout}>"
     if hasattr(example, "data_ptr"):
         return "*" + _TYPES[str(example.dtype).removeprefix("torch.")]
     if isinstance(example, bool):

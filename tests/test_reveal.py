@@ -1,9 +1,14 @@
 """Generated code: every stage of a Triton kernel compiled without a GPU, and what torch.compile makes of a function."""
 
+import itertools
+
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from helpers import reveal
 
@@ -57,6 +62,118 @@ def test_a_tuned_kernel_and_its_shared_memory():
     c = reveal.triton(product, {"a_ptr": "*fp16", "b_ptr": "*fp16", "o_ptr": "*fp32", "n": "i32"}, {"B": 64}, "sm_90")
     assert c.shared_bytes >= 64 * 64 * 2
     assert any(op.startswith("HGMMA") for op in reveal.instructions(c.sass))
+
+
+@triton.jit
+def tiled(a_ptr, b_ptr, o_ptr, n, B: tl.constexpr):
+    i, j = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1) * B + tl.arange(0, B)
+    total = tl.zeros((B, B), tl.float32)
+    for start in range(0, n, 64):
+        k = start + tl.arange(0, 64)
+        a, b = tl.load(a_ptr + i[:, None] * n + k[None, :]), tl.load(b_ptr + k[:, None] * n + j[None, :])
+        total = tl.dot(a, b, total)
+    tl.store(o_ptr + i[:, None] * n + j[None, :], total.to(tl.float16))
+
+
+@triton.jit
+def described(a, b, o, n, B: tl.constexpr):
+    i, j = tl.program_id(0) * B, tl.program_id(1) * B
+    total = tl.zeros((B, B), tl.float32)
+    for start in range(0, n, 64):
+        total = tl.dot(a.load([i, start]), b.load([start, j]), total)
+    o.store([i, j], total.to(tl.float16))
+
+
+@gluon.jit
+def gluon_copy(x_ptr, y_ptr, n, B: gl.constexpr, layout: gl.constexpr):
+    i = gl.program_id(0) * B + gl.arange(0, B, layout)
+    gl.store(y_ptr + i, gl.load(x_ptr + i, mask=i < n), mask=i < n)
+
+
+TILED = {"a_ptr": "*fp16", "b_ptr": "*fp16", "o_ptr": "*fp16", "n": "i32:16"}
+
+
+def test_one_source_for_four_generations_and_two_vendors():
+    made = reveal.targets(tiled, TILED, {"B": 128}, ("sm_75", *reveal.ARCHS, "sm_120"), num_warps=8)
+    matrix = {arch: [k for k in reveal.MATRIX if c.kinds[k]] for arch, c in made.items()}
+    assert matrix == {
+        "sm_75": [],
+        "sm_80": ["mma.sync"],
+        "sm_90": ["wgmma"],
+        "sm_100": ["tcgen05"],
+        "gfx942": ["mfma"],
+        "sm_120": ["mma.sync"],
+    }
+    for arch in ("sm_80", "sm_90", "sm_100"):  # PTX and machine code agree
+        (kind,) = matrix[arch]
+        assert reveal.kinds(made[arch].sass)[kind] == made[arch].kinds[kind] > 0
+        assert made[arch].kinds["cp.async"] > 0 and made[arch].fits
+    rows = [c.row() for c in made.values()]
+    assert rows[0]["matrix instructions"].startswith("none (") and "wgmma" in rows[2]["matrix instructions"]
+    assert [row["of KB on the card"] for row in rows] == [64, 163, 227, 227, 64, 99]
+    assert all(row["lines of assembly"] > 100 for row in rows)
+
+
+def test_a_kernel_may_want_more_shared_memory_than_a_card_has():
+    big = reveal.triton(tiled, TILED, {"B": 128}, "sm_86", num_warps=8, num_stages=5)
+    assert big.shared_bytes > 99 * 1024 and not big.fits
+    assert reveal.triton(tiled, TILED, {"B": 128}, "sm_86", num_warps=8, num_stages=3).fits
+
+
+def test_tensor_descriptors_by_type_and_by_example():
+    like = torch.zeros(256, 256, dtype=torch.float16)
+    a, b = TensorDescriptor.from_tensor(like, [128, 64]), TensorDescriptor.from_tensor(like, [64, 128])
+    o = "tensordesc<fp16[128,128]>"
+    c = reveal.triton(described, {"a": a, "b": b, "o": o, "n": 256}, {"B": 128}, "sm_90", num_warps=8)
+    assert c.kinds["TMA"] > 0 and c.kinds["global loads"] == c.kinds["cp.async"] == 0 and c.kinds["wgmma"] > 0
+    assert reveal.triton(described, {"a": a, "b": b, "o": o, "n": 256}, {"B": 128}, "sm_80").kinds["TMA"] == 0
+
+
+def test_gluon_kernels_are_compiled_without_a_gpu():
+    constants = {"B": 1024, "layout": gl.BlockedLayout([8], [32], [4], [0])}
+    types = {"x_ptr": "*fp16", "y_ptr": "*fp16", "n": "i32:16"}
+    c = reveal.triton(gluon_copy, types, constants, "sm_90")
+    assert c.ttir == "" and "sizePerThread = [8]" in c.ttgir and set(c.dialects()) == {"ttgir"}
+    assert reveal.instructions(c.sass)["LDG.E.128"] == 1
+    run = reveal.passes(gluon_copy, types, constants, "sm_90")
+    assert set(run.stages) == {"ttgir", "llir"} and run["gluon-inline"].stage == "ttgir"
+
+
+def test_passes_say_which_ran_in_which_order_and_what_each_changed():
+    run = reveal.passes(tiled, TILED, {"B": 128}, "sm_90", num_warps=8)
+    assert list(run.stages) == ["ttir", "ttgir", "llir"] and len(run) > 50
+    assert [p.stage for p in run] == sorted((p.stage for p in run), key=list(run.stages).index)
+    for one, following in itertools.pairwise(run):
+        assert one.after == following.before
+    assert list(run)[-1].after == run.stages["llir"].strip()
+    faster = run["tritongpu-accelerate-matmul"]
+    assert faster.changed and faster.lost["tt.dot"] == faster.gained["ttng.warp_group_dot"] == 1
+    assert faster.name == "TritonGPUAccelerateMatmul"
+    assert any(line.startswith("-") and "tt.dot" in line for line in faster.diff().splitlines())
+    assert run["tritongpu-pipeline"].gained["ttg.async_copy_global_to_local"] > 0
+    assert not run["tritongpu-F32DotTC"].changed and run["tritongpu-F32DotTC"].diff() == ""
+    counts = run.dialects()
+    assert set(counts["ttir"]) == {"tt", "arith", "scf"} and {"ttg", "ttng"} < set(counts["ttgir"])
+    assert set(counts["llir"]) == {"llvm", "nvvm"}
+    rows = run.rows()
+    assert {"stage": "ttgir", "pass": "tritongpu-F32DotTC", "adds": "", "removes": ""} not in rows
+    assert len(run.rows(changed=False)) == len(run) > len(rows) > 10
+    assert run.stages["ttir"].strip() == reveal.triton(tiled, TILED, {"B": 128}, "sm_90", num_warps=8).ttir.strip()
+    with pytest.raises(KeyError, match="tritonamdgpu-pipeline did not run over tiled for sm_90"):
+        run["tritonamdgpu-pipeline"]
+
+
+def test_passes_for_another_vendor():
+    run = reveal.passes(tiled, TILED, {"B": 128}, "gfx942", num_warps=8)
+    assert run["tritonamdgpu-accelerate-matmul"].changed and "rocdl" in run.dialects()["llir"]
+
+
+def test_kinds_of_instructions_by_the_names_of_each_assembly():
+    ptx = "  @%p1 cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2;\n  cp.async.commit_group;\n"
+    sass = "        /*0120*/                   HGMMA.64x128x16.F32 R24, gdesc[UR8], R24 ;\n"
+    amd = "\tv_mfma_f32_32x32x8_f16 a[0:15], v[2:3], v[4:5], a[0:15]\n\ts_waitcnt lgkmcnt(0)\n"
+    assert [dict(reveal.kinds(code)) for code in (ptx, sass, amd)] == [{"cp.async": 1}, {"wgmma": 1}, {"mfma": 1}]
+    assert reveal.instructions(amd) == {"v_mfma_f32_32x32x8_f16": 1, "s_waitcnt": 1}
 
 
 def test_what_is_wrong_is_said():
