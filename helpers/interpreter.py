@@ -57,13 +57,20 @@ class Unsupported(_Refusal, TypeError):
 class Log:
     """What interpreted kernels asked for. Bytes are those of unmasked lanes, repeated addresses included; an atomic
     counts as a read and a write. Sectors are the distinct 32-byte pieces of each access, summed over accesses; an
-    access is one `tl.load`, `tl.store` or atomic of one program."""
+    access is one `tl.load`, `tl.store` or atomic of one program. `program_bytes` are those of the program that asked
+    for most."""
 
     bytes_read: int = 0
     bytes_written: int = 0
     sectors_read: int = 0
     sectors_written: int = 0
     programs: int = 0
+    program_bytes: int = 0
+    _before: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_read + self.bytes_written
 
     @property
     def sectors(self) -> int:
@@ -264,6 +271,7 @@ def _access(access: str, pointers, mask) -> None:
             if access != "load":
                 log.bytes_written += addresses.size * size
                 log.sectors_written += distinct * (access == "store")
+            log.program_bytes = max(log.program_bytes, log.bytes - log._before)
 
 
 def _collide(pointers, value, mask) -> None:
@@ -471,6 +479,7 @@ def _watch_launches(it) -> None:
             _launch.begin((x * self.grid_dim[1] + y) * self.grid_dim[2] + z)
             for log in _logs:
                 log.programs += 1
+                log._before = log.bytes
 
     def __call__(self, *args, **kwargs):
         global _launch

@@ -115,7 +115,8 @@ class Case:
 class Limit:
     """The most that a counted fact may be, in a case. Facts by what the answer is made of:
 
-    triton, cuda: "launches"; "bytes" and "sectors" that its kernels ask for; cuda also "bank_ways", the worst of its
+    triton, cuda: "launches"; "bytes" and "sectors" that its kernels ask for; triton also "program_bytes", those of the
+    one program that asks for most; cuda also "bank_ways", the worst of its
     shared accesses (1.0: no conflict; 0.0: there are none). torch: "launches" (operators that launch something) and
     "bytes" that these must move. What `drive` returns as facts counts too. Both modes count on the CPU, so exactly.
     most: called with the case's inputs. kind: of the finding. says: one sentence with {fact}, {most} and, if it likes,

@@ -169,7 +169,7 @@ class Play:
             facts["bank_ways"] = max([a.ways for t in log for a in t if a.space == "shared"], default=0.0)
         elif log is not None:
             facts["sectors"] = log.sectors
-            facts["bytes"] = log.bytes_read + log.bytes_written
+            facts["bytes"], facts["program_bytes"] = log.bytes, log.program_bytes
         return facts
 
     def timed(self, answer, speed: dict) -> list[float]:
