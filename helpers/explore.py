@@ -2,13 +2,14 @@
 
 import base64
 import io
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import ipywidgets as widgets
 from IPython.display import display
 from matplotlib.lines import Line2D
 
-from . import plots, show, timing
+from . import machine, plots, show, tiles, timing
 
 # FLOP/byte, as powers of two, that the slider runs over: an addition of fp32 vectors is at 2**-3.6, a large product
 # of fp16 matrices at 2**11
@@ -123,3 +124,119 @@ class Roofline:
             plots.Point(f"product {n}³, fp16", 2 * n**3, 2 * 3 * n * n, unit="fp16"),
         ]
         return plots.roofline(examples, self.ceilings, self.peaks, title="Predictions on the measured roofs")
+
+
+SIDES = (256, 512, 1024, 2048, 4096, 8192, 16384)
+TILES = ((32, 32, 64), (64, 64, 64), (64, 128, 64), (128, 64, 64), (128, 128, 32), (128, 128, 64), (128, 256, 64),
+         (256, 128, 64), (256, 256, 64))  # fmt: skip
+GROUPS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def products(
+    first: tiles.Product | None = None,
+    measured: Mapping | None = None,
+    measure: Callable | None = None,
+    source=None,
+    on: tiles.Card | None = None,
+) -> None:
+    """Show the tile picture: choose a product, its tiles, stages and grouping; see the order of the launch, what L2
+    serves, shared memory and the bytes that `helpers.tiles` predicts, beside those that were counted.
+
+        explore.products(measured={tiles.Product(4096, 4096, 4096, group=8): figures["gemm.read.group8"].value})
+
+    first: the product to begin with. measured: the bytes that were counted, by product, as `plots.launch` takes them;
+    each can be chosen by name. measure: a function of a product that counts (`traffic.measured` with `given`), behind
+    a button on a GPU. source: the `records.Figures` of `measured`. on: the card, `tiles.card()` by default. The
+    container has the CSS class `tile-explorer`, the line of words `tile-readout`.
+    """
+    explorer = Products(first, measured, measure, source, on)
+    display(explorer.static())
+    display(explorer.box)
+
+
+class Products:
+    """The explorer's state: its controls, and what has been counted so far."""
+
+    def __init__(self, first=None, measured=None, measure=None, source=None, on=None):
+        self.on, self.source, self.measure = on or tiles.card(), source, measure
+        self.measured = dict(measured or {})
+        self.first = first or next(iter(self.measured), tiles.Product(4096, 4096, 4096))
+        known = [self.first, *self.measured]
+
+        def slider(options, extra, label):
+            return widgets.SelectionSlider(
+                options=sorted({*options, *extra}), description=label, style=wide, layout=full, continuous_update=False
+            )
+
+        wide, full = {"description_width": "150px"}, widgets.Layout(width="98%", max_width="680px")
+        sides = {side: slider(SIDES, [getattr(p, side) for p in known], side.upper()) for side in "mnk"}
+        shapes = {" × ".join(map(str, tile)): tile for tile in sorted({*TILES, *(p.tile for p in known)})}
+        self.controls = sides | {
+            "tile": widgets.Dropdown(options=shapes, description="tile of M × N × K", style=wide, layout=full),
+            "group": slider(GROUPS, [p.group for p in known], "rows in a group"),
+            "stages": slider((2, 3, 4, 5), [p.stages for p in known], "stages"),
+        }
+        named = {"": None} | {str(p): p for p in self.measured}
+        self.choice = widgets.Dropdown(options=named, description="counted products", style=wide, layout=full)
+        self.button = widgets.Button(description="Count on this GPU", tooltip="Nsight Compute: about 10 seconds")
+        self.readout, self.picture = widgets.HTML(), widgets.HTML()
+        self.readout.add_class("tile-readout")
+        shown = [*self.controls.values(), self.readout, self.picture]
+        if self.measured:
+            shown.insert(0, self.choice)
+        if measure and machine.gpu():
+            shown.insert(-2, self.button)
+        self.box = widgets.VBox(shown)
+        self.box.add_class("tile-explorer")
+        self.choose(self.first)
+        for control in self.controls.values():
+            control.observe(self.update, names="value")
+        self.choice.observe(lambda change: change["new"] and self.choose(change["new"]), names="value")
+        self.button.on_click(self.count)
+        self.update()
+
+    @property
+    def product(self) -> tiles.Product:
+        """What the controls say; warps are those of the first product that was counted with this tile, or 8."""
+        chosen = {name: control.value for name, control in self.controls.items()}
+        alike = (p.warps for p in (self.first, *self.measured) if p.tile == chosen["tile"])
+        return tiles.Product(**chosen, warps=next(alike, 8))
+
+    def choose(self, product: tiles.Product) -> None:
+        """Set the controls to `product`."""
+        self.still = True  # one update for all of them
+        for name, control in self.controls.items():
+            control.value = getattr(product, name)
+        self.still = False
+        self.update()
+
+    def update(self, _change=None) -> None:
+        if self.still:
+            return
+        picture = self.drawn(self.product)
+        buffer = io.BytesIO()
+        picture.figure.savefig(buffer, format="png")
+        image = base64.b64encode(buffer.getvalue()).decode()
+        self.picture.value = f'<img style="max-width:100%" alt="{picture.text}" src="data:image/png;base64,{image}">'
+        self.readout.value = f'<p role="status">{picture.text}</p>'
+
+    def count(self, _button=None) -> None:
+        """Count the bytes of the product that is shown, and show them."""
+        self.button.disabled, product = True, self.product
+        try:
+            self.measured[product] = self.measure(product)
+        except machine.NotReady as missing:  # no permission to count
+            self.readout.value = f'<p role="status">{missing}</p>'
+        else:
+            self.update()
+        finally:
+            self.button.disabled = False
+
+    def drawn(self, product: tiles.Product) -> show.Picture:
+        counted = self.measured.get(product)
+        prediction = tiles.predict(product, self.on, warm=counted is not None)
+        return plots.launch(prediction, counted, source=self.source if counted is not None else None)
+
+    def static(self) -> show.Picture:
+        """The first product, for a notebook that is read without a kernel."""
+        return self.drawn(self.first)

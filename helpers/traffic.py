@@ -65,13 +65,15 @@ def requested(call: Callable[[], object]) -> Bytes:
     )
 
 
-def measured(*functions: Callable[[], object]) -> dict[str, Bytes]:
+def measured(*functions: Callable[[], object], given: dict | None = None) -> dict[str, Bytes]:
     """The bytes that each function moved between L2 and DRAM in one call, by name: hardware counters, warm.
+
+    `given`: names that the functions read as globals, and plain values for them in place of the notebook's.
 
     Memory copies and fills that the driver does without a kernel are counted too, because the counters are read
     around the call as a whole. Errors: `machine.NotReady` without a GPU, Nsight Compute or permission to count.
     """
-    rows = _ncu(functions, [READ, WRITTEN], ["--replay-mode", "app-range"], repeats=1)
+    rows = _ncu(functions, [READ, WRITTEN], ["--replay-mode", "app-range"], repeats=1, given=given)
     return {
         f.__name__: Bytes(*(int(_value(row, m)) for m in (READ, WRITTEN)))
         for f, row in zip(functions, rows, strict=True)
@@ -137,7 +139,7 @@ for _f in _functions:
 """
 
 
-def _ncu(functions, metrics: list[str], options: list[str], repeats: int) -> list[dict]:
+def _ncu(functions, metrics: list[str], options: list[str], repeats: int, given: dict | None = None) -> list[dict]:
     """Rows of Nsight Compute's table for a copy of this notebook's code that calls `functions`."""
     if not machine.gpu():
         raise machine.NotReady(
@@ -146,7 +148,8 @@ def _ncu(functions, metrics: list[str], options: list[str], repeats: int) -> lis
         )
     names = [f.__name__ for f in functions]
     marker = "app-range" not in options
-    text = source.live(*names) + _SCRIPT.format(names=", ".join(names), repeats=repeats, marker=marker)
+    replaced = "".join(f"\n{name} = {value!r}" for name, value in (given or {}).items())
+    text = source.live(*names) + replaced + _SCRIPT.format(names=", ".join(names), repeats=repeats, marker=marker)
     ncu = find()
     about = [text, metrics, options, machine.here().name, machine.versions()]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]

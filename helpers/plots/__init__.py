@@ -7,9 +7,10 @@ what colour says. Figures are made without pyplot, so a notebook never shows one
 """
 
 from .charts import Moved, bars, lines, traffic
+from .grid import launch
 from .roofs import Point, attainable, compute_roof, datasheet, roofline
 from .spans import Span, timeline
 from .style import BLUE, VERMILION, known, number
 
 __all__ = ["BLUE", "VERMILION", "Moved", "Point", "Span", "attainable", "bars", "compute_roof", "datasheet"]
-__all__ += ["known", "lines", "number", "roofline", "timeline", "traffic"]
+__all__ += ["known", "launch", "lines", "number", "roofline", "timeline", "traffic"]
