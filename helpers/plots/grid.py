@@ -56,9 +56,9 @@ def describe(prediction, measured=None) -> str:
     text = (
         f"{product}: {product.rows * product.columns} programs, {prediction.programs} at once ({card.name}), "
         f"{prediction.waves} {_waves(prediction)}. The first wave shares {rows} of {product.rows} row panels of A and "
-        f"{columns} of {product.columns} column panels of B. Read from DRAM: at least {number(least / scale)} {unit}, predicted "
-        f"{number(read / scale)} {unit} ({number(read / least)} times the least; A {number(prediction.a / scale)}, "
-        f"B {number(prediction.b / scale)}). "
+        f"{columns} of {product.columns} column panels of B. Read from DRAM: at least {number(least / scale)} {unit}, "
+        f"predicted {number(read / scale)} {unit} ({number(read / least)} times the least; "
+        f"A {number(prediction.a / scale)}, B {number(prediction.b / scale)}). "
     )
     if measured is not None:
         counted = getattr(measured, "read", measured)
