@@ -15,6 +15,7 @@ What it cannot see: a load of what other lanes of the same program stored (a GPU
 and wrong addresses that lie inside the tensor.
 """
 
+import itertools
 import mmap
 import sys
 import types
@@ -32,6 +33,7 @@ _HERE = __file__
 _MANY = -1  # in a shadow: more than one program
 _logs: list["Log"] = []
 _launch: "_Launch | None" = None
+_launches = itertools.count()
 
 
 class _Refusal:
@@ -58,7 +60,8 @@ class Log:
     """What interpreted kernels asked for. Bytes are those of unmasked lanes, repeated addresses included; an atomic
     counts as a read and a write. Sectors are the distinct 32-byte pieces of each access, summed over accesses; an
     access is one `tl.load`, `tl.store` or atomic of one program. `program_bytes` are those of the program that asked
-    for most."""
+    for most. wave: how many programs, in the order in which a GPU starts them, are taken to run at once and to share
+    what they load; 0 where nobody asks for `wave_bytes`."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -66,6 +69,9 @@ class Log:
     sectors_written: int = 0
     programs: int = 0
     program_bytes: int = 0
+    wave: int = 0
+    loaded: dict[tuple, list[np.ndarray]] = field(default_factory=dict)
+    """Addresses by (launch, wave, bytes of an element)."""
     _before: int = 0
 
     @property
@@ -76,17 +82,22 @@ class Log:
     def sectors(self) -> int:
         return self.sectors_read + self.sectors_written
 
+    @property
+    def wave_bytes(self) -> int:
+        """The distinct bytes that each wave loads, summed: what comes from memory where a cache holds one wave's."""
+        return sum(np.unique(np.concatenate(parts)).size * key[-1] for key, parts in self.loaded.items())
+
 
 @contextmanager
-def record():
+def record(wave: int = 0):
     """`with record() as log:` counts the kernels launched inside it. In GPU mode nothing is interpreted, so it raises
-    RuntimeError rather than count nothing."""
+    RuntimeError rather than count nothing. wave: as in `Log`."""
     if not _installed():
         raise RuntimeError(
             "Requested bytes are counted by Triton's interpreter, which runs in CPU mode only: "
             "HELPERS_MODE=cpu, set before helpers is imported."
         )
-    log = Log()
+    log = Log(wave=wave)
     _logs.append(log)
     try:
         yield log
@@ -139,7 +150,7 @@ class _Launch:
     """One launch: its arguments' regions, who touched what, and the program that runs now."""
 
     def __init__(self, named_args):
-        self.regions, self.program = [], 0
+        self.regions, self.program, self.turn, self.number = [], 0, 0, next(_launches)
         self.released: dict[int, set] = {}  # by address of a scalar atomic: the programs that went through it
         self.acquired: list[set] = []  # those that the running program is ordered after
         shadows: dict[int, _Shadow] = {}
@@ -153,8 +164,9 @@ class _Launch:
     def region_of(self, tensor) -> _Region | None:
         return next((r for r in self.regions if (r.low, r.high) == span(tensor)), None)
 
-    def begin(self, number: int) -> None:
-        self.program, self.acquired = number + 1, []
+    def begin(self, number: int, turn: int) -> None:
+        """A program starts. number: in the interpreter's order; turn: in a GPU's, where x runs fastest."""
+        self.program, self.turn, self.acquired = number + 1, turn, []
 
     def check(self, access: str, addresses: np.ndarray, size: int, origin: _Region | None) -> None:
         low, high = int(addresses.min()), int(addresses.max()) + size
@@ -268,6 +280,9 @@ def _access(access: str, pointers, mask) -> None:
             if access != "store":
                 log.bytes_read += addresses.size * size
                 log.sectors_read += distinct
+                if log.wave:
+                    key = (_launch.number, _launch.turn // log.wave, size)
+                    log.loaded.setdefault(key, []).append(np.unique(addresses))
             if access != "load":
                 log.bytes_written += addresses.size * size
                 log.sectors_written += distinct * (access == "store")
@@ -476,7 +491,8 @@ def _watch_launches(it) -> None:
     def set_grid_idx(self, x, y, z):
         set_index(self, x, y, z)
         if _launch is not None:
-            _launch.begin((x * self.grid_dim[1] + y) * self.grid_dim[2] + z)
+            across, down, deep = self.grid_dim
+            _launch.begin((x * down + y) * deep + z, (z * down + y) * across + x)
             for log in _logs:
                 log.programs += 1
                 log._before = log.bytes

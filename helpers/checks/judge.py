@@ -219,6 +219,8 @@ class Trial:
             found: list[torch.Tensor] = []
             out = {"inputs": stage.encode(self.drawn(number, case), found)}
             out["tensors"] = [_spec(t, "inputs", blobs) for t in found]
+            waves = [limit.wave(*self.drawn(number, case)) for limit in self.exercise.limits if limit.wave]
+            out["wave"] = max(waves, default=0)
             if again:
                 other: list[torch.Tensor] = []
                 tree = stage.encode(self.drawn(number, case, again=True), other)

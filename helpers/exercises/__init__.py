@@ -115,18 +115,21 @@ class Case:
 class Limit:
     """The most that a counted fact may be, in a case. Facts by what the answer is made of:
 
-    triton, cuda: "launches"; "bytes" and "sectors" that its kernels ask for; triton also "program_bytes", those of the
-    one program that asks for most; cuda also "bank_ways", the worst of its
-    shared accesses (1.0: no conflict; 0.0: there are none). torch: "launches" (operators that launch something) and
-    "bytes" that these must move. What `drive` returns as facts counts too. Both modes count on the CPU, so exactly.
-    most: called with the case's inputs. kind: of the finding. says: one sentence with {fact}, {most} and, if it likes,
-    {operators}: the PyTorch operators that launched something.
+    triton, cuda: "launches"; "bytes" and "sectors" that its kernels ask for. triton also "program_bytes", those of the
+    one program that asks for most; "programs"; and "wave_bytes", the different bytes that each `wave` consecutive
+    programs load, summed over the waves. cuda also "bank_ways", the worst of its shared accesses (1.0: no conflict;
+    0.0: there are none). torch: "launches" (operators that launch something) and "bytes" that these must move. What
+    `drive` returns as facts counts too. Both modes count all this on the CPU, so exactly. And "dram_bytes", triton and
+    cuda: what the calls of the cases of mode "gpu" read from memory, by a GPU's counters where they may be read.
+    most, wave: called with the case's inputs. kind: of the finding. says: one sentence with {fact}, {most} and, if it
+    likes, {operators}: the PyTorch operators that launched something.
     """
 
     fact: str
     most: Callable[..., float]
     kind: str
     says: str
+    wave: Callable[..., int] | None = None
 
 
 @dataclass(frozen=True)

@@ -97,21 +97,23 @@ class Play:
             tensors, arguments = self.inputs(case, "inputs")
             sparse = any(t.untyped_storage().nbytes() > SPARSE_BYTES for t in tensors)  # looking for races copies
             self.launches.races = order == "forward" and not self.gpu and not sparse
-            self.hand_over(answer, arguments, tensors, case=number, order=order)
+            self.hand_over(answer, arguments, tensors, case["wave"], case=number, order=order)
             if "again" in case and order == "forward":  # the same objects, at the same addresses, with other values
                 others, arguments = self.inputs(case, "again")
                 for mine, other in zip(tensors, others, strict=True):
                     mine.copy_(other)
                 self.launches.races = False
-                self.hand_over(answer, decode(case["again"], tensors), tensors, case=number, order="again")
+                self.hand_over(
+                    answer, decode(case["again"], tensors), tensors, case["wave"], case=number, order="again"
+                )
 
-    def hand_over(self, answer, arguments, tensors, **about) -> None:
+    def hand_over(self, answer, arguments, tensors, wave: int, **about) -> None:
         """One call, and all it left: outputs, inputs as they are now, what was counted."""
         driven, before = bool(self.job["drive"]), threading.active_count()
         watch = Watch()
         del self.launches.kernels[:]
         with ExitStack() as stack:
-            traces = stack.enter_context(self.counting())
+            traces = stack.enter_context(self.counting(wave))
             if not driven:
                 stack.enter_context(torch.no_grad() if self.job["made_of"] != "python" else nullcontext())
                 stack.enter_context(watch)
@@ -139,14 +141,14 @@ class Play:
         self.put(blobs, event="left", outputs=tree, tensors=left, facts=facts, stray=stray, **about)
 
     @contextmanager
-    def counting(self):
+    def counting(self, wave: int):
         """What kernels ask for, counted where the case runs on the CPU and somebody wants to know."""
         if self.gpu or self.job["made_of"] not in ("triton", "cuda"):
             yield None
         elif self.job["made_of"] == "triton":
             from .. import interpreter
 
-            with interpreter.record() as log:
+            with interpreter.record(wave) as log:
                 yield log
         elif self.job["trace"]:
             from .. import cuda
@@ -170,6 +172,9 @@ class Play:
         elif log is not None:
             facts["sectors"] = log.sectors
             facts["bytes"], facts["program_bytes"] = log.bytes, log.program_bytes
+            facts["programs"] = log.programs
+            if log.wave:
+                facts["wave_bytes"] = log.wave_bytes
         return facts
 
     def timed(self, answer, speed: dict) -> list[float]:
