@@ -80,6 +80,14 @@ def measured(*functions: Callable[[], object], given: dict | None = None) -> dic
     }
 
 
+def read_in_ranges(command: list[str], env: dict[str, str]) -> list[int]:
+    """The bytes that came from DRAM in each range of a program, from its cudaProfilerStart to its cudaProfilerStop.
+
+    Errors: `machine.NotReady` without Nsight Compute or permission to count, RuntimeError where it gave no figures.
+    """
+    return [int(_value(row, READ)) for row in _rows(command, [READ], ["--replay-mode", "app-range"], env)]
+
+
 def durations(*functions: Callable[[], object], repeats: int = 9) -> dict[str, Measurement]:
     """The GPU's time for one call of each function in µs, by Nsight Compute: the sum over the kernels it starts.
 
@@ -150,7 +158,6 @@ def _ncu(functions, metrics: list[str], options: list[str], repeats: int, given:
     marker = "app-range" not in options
     replaced = "".join(f"\n{name} = {value!r}" for name, value in (given or {}).items())
     text = source.live(*names) + replaced + _SCRIPT.format(names=", ".join(names), repeats=repeats, marker=marker)
-    ncu = find()
     about = [text, metrics, options, machine.here().name, machine.versions()]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     cached = machine.cache("ncu") / f"{key}.json"
@@ -166,20 +173,23 @@ def _ncu(functions, metrics: list[str], options: list[str], repeats: int, given:
     ):
         script = Path(folder) / "profiled.py"
         script.write_text(text)
-        command = [ncu, "--csv", "--page", "raw", "--print-units", "base", "--cache-control", "none"]
-        command += ["--clock-control", "none", *options, "--metrics", ",".join(metrics), sys.executable, str(script)]
         # Inductor's pool of compilers would be started under the profiler too
-        env = {
-            "PYTHONPATH": machine.python_path(),
-            "HELPERS_MODE": "gpu",
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",
-        }
-        # a row repeats every attribute of the device: some 4 kB
-        done = child.command(command, env=env, seconds=300, output_bytes=1 << 26)
+        env = {"HELPERS_MODE": "gpu", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        rows = _rows([sys.executable, str(script)], metrics, options, env)
+    cached.write_text(json.dumps(rows))
+    return rows
+
+
+def _rows(command: list[str], metrics: list[str], options: list[str], env: dict[str, str]) -> list[dict]:
+    """Rows of Nsight Compute's table for a program that may import `helpers`."""
+    counting = [find(), "--csv", "--page", "raw", "--print-units", "base", "--cache-control", "none"]
+    counting += ["--clock-control", "none", *options, "--metrics", ",".join(metrics), *command]
+    # a row repeats every attribute of the device: some 4 kB
+    with_path = {"PYTHONPATH": machine.python_path(), **env}
+    done = child.command(counting, env=with_path, seconds=300, output_bytes=1 << 26)
     rows = _parse(done.stdout)
     if not rows:
         raise _failure(done)
-    cached.write_text(json.dumps(rows))
     return rows
 
 

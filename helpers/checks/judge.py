@@ -157,6 +157,8 @@ class Trial:
                 worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory"))
                 if worth and self.exercise.made_of in ("triton", "cuda"):
                     findings += caught("compute-sanitizer", self.sanitized())
+            if not findings and any(limit.fact == "dram_bytes" for limit in self.exercise.limits):
+                findings = caught("counts", self.few_bytes())
             if not findings and self.exercise.speed:
                 findings = caught("timer", self.fast_enough())
         elif self.sanitize and not self.gpu:
@@ -390,6 +392,22 @@ class Trial:
                 return [Finding("compile", f"The interpreter runs it, a GPU's compiler refuses it. {refused}")]
         if launches:
             self.checked.append(f"compiled for {machine.here().arch}")
+        return []
+
+    def few_bytes(self) -> list[Finding]:
+        """What the cases of mode "gpu" read from the GPU's memory, by its counters, against the exercise's limit."""
+        cases = [(i, case) for i, case in self.cases("gpu") if case.mode == "gpu"]
+        try:
+            with locks.exclusive("bytes from memory, under Nsight Compute"):
+                read = sanitizer.bytes_read(*self.job("gpu", cases))
+        except RuntimeError as missing:
+            reason = str(missing).partition("\n")[0]
+            self.unchecked.append(f"bytes from the GPU's memory: {reason}")
+            return []
+        for (i, case), found in zip(cases, read, strict=False):
+            if findings := limited(self.exercise, self.drawn(i, case), {"dram_bytes": found}):
+                return [self.told(f, case) for f in findings]
+        self.checked.append("bytes from the GPU's memory")
         return []
 
     def fast_enough(self) -> list[Finding]:

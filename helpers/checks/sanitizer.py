@@ -1,12 +1,15 @@
-"""NVIDIA's compute-sanitizer over an answer on the GPU: stray and misaligned accesses, races, divergent barriers."""
+"""NVIDIA's tools over an answer on the GPU: compute-sanitizer, for stray and misaligned accesses, races and divergent
+barriers, and Nsight Compute, for the bytes that come from memory."""
 
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from .. import child, machine, stage
+from .. import child, machine, stage, traffic
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 SECONDS = 60
@@ -34,13 +37,9 @@ def program() -> str | None:
 
 def run(path: str, tool: str, job: dict, blobs: list[memoryview]) -> list[tuple[str, str]]:
     """(kind, sentence) of the first report of one tool; nothing where it reports nothing."""
-    with tempfile.TemporaryDirectory() as folder:
-        job_file, left = Path(folder, "job"), Path(folder, "left")
-        with job_file.open("wb", buffering=0) as f:
-            stage.put(f.fileno(), job | {"sanitized": True}, blobs)
-        left.touch()
+    with _playing(job | {"sanitized": True}, blobs) as command:
         done = child.command(
-            [path, f"--tool={tool}", "--print-limit=4", sys.executable, "-c", _PLAY, job_file, left],
+            [path, f"--tool={tool}", "--print-limit=4", *command],
             env={
                 "HELPERS_MODE": "gpu",
                 "PYTHONPATH": machine.python_path(),
@@ -49,6 +48,23 @@ def run(path: str, tool: str, job: dict, blobs: list[memoryview]) -> list[tuple[
             seconds=SECONDS,
         )
     return reports(tool, done.stdout + done.stderr)
+
+
+def bytes_read(job: dict, blobs: list[memoryview]) -> list[int]:
+    """What one warm call of each case reads from memory, in bytes. Errors: as `traffic.read_in_ranges`."""
+    with _playing(job | {"counted": True}, blobs) as command:
+        return traffic.read_in_ranges(command, {"HELPERS_MODE": "gpu"})
+
+
+@contextmanager
+def _playing(job: dict, blobs: list[memoryview]) -> Iterator[list[str]]:
+    """The command that does a job in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        job_file, left = Path(folder, "job"), Path(folder, "left")
+        with job_file.open("wb", buffering=0) as f:
+            stage.put(f.fileno(), job, blobs)
+        left.touch()
+        yield [sys.executable, "-c", _PLAY, str(job_file), str(left)]
 
 
 def reports(tool: str, said: str) -> list[tuple[str, str]]:
