@@ -10,6 +10,7 @@
   taken to be synchronised. Accesses narrower than the tensor's elements are not checked for races;
 - lanes of a load that are masked off and have no `other` hold NaN, or 85 where they are integers, not 0;
 - bfloat16 raises `Unsupported`, since the interpreter computes it wrongly without saying so;
+- a tensor descriptor's atomics work: the interpreter lacks them;
 - `triton.autotune` picks the first configuration, as CPU times say nothing about a GPU's.
 What it cannot see: a load of what other lanes of the same program stored (a GPU needs `tl.debug_barrier` between),
 and wrong addresses that lie inside the tensor.
@@ -410,14 +411,30 @@ def _watch_memory(it) -> None:
         ordering(ptr, sem)
         return cas(self, ptr, compare, value, sem, scope)
 
-    def get_bf16_ty(self):
+    def create_descriptor_reduce(self, kind, desc, value, indices):
+        """`desc.atomic_add` and its like, which the interpreter lacks."""
+        operation, dtype = kind.name, value.dtype.scalar
+        if dtype.is_floating():
+            if operation != "ADD":
+                raise Unsupported(f"{_place()}: the interpreter has no atomic {operation.lower()} of fractions.")
+            operation = "FADD"
+        elif operation in ("MIN", "MAX") and dtype.is_int_unsigned():
+            operation = f"U{operation}"
+        pointers, inside = desc.materialize_pointers(indices)
+        named = it._ir.ATOMIC_OP.__members__[operation]
+        relaxed, gpu = it._ir.MEM_SEMANTIC.RELAXED, it._ir.MEM_SYNC_SCOPE.GPU
+        return self.create_atomic_rmw(named, pointers, value, it.TensorHandle(inside, it.tl.int1), relaxed, gpu)
+
+    def get_bf16_ty(self, *_):
         raise Unsupported(f"bfloat16 in {_place()}: {_BF16}")
 
+    builder.get_bf16 = get_bf16_ty  # a constant's
     for method in (
         create_masked_load,
         create_masked_store,
         create_atomic_rmw,
         create_atomic_cas,
+        create_descriptor_reduce,
         get_bf16_ty,
     ):
         setattr(builder, method.__name__, method)

@@ -152,6 +152,128 @@ def test_block_pointers_and_descriptors():
         through_descriptors[(1,)](TensorDescriptor.from_tensor(o, [16, 16]), x, 16, 8, B=16)
 
 
+@triton.jit
+def copy_tiles(o, x, M: tl.constexpr, N: tl.constexpr, FIRST: tl.constexpr = 0):
+    i, j = FIRST + tl.program_id(0) * M, tl.program_id(1) * N
+    o.store([i, j], x.load([i, j]))
+
+
+def descriptor(x, *block):
+    return TensorDescriptor.from_tensor(x, list(block))
+
+
+def test_tiles_of_a_descriptor_may_reach_over_every_edge():
+    x, o = torch.randn(20, 24), torch.zeros(20, 24)
+    with interpreter.record() as log:
+        copy_tiles[(3, 4)](descriptor(o, 8, 8), descriptor(x, 8, 8), 8, 8)  # the last column of programs has none
+    assert torch.equal(x, o) and log.bytes_read == log.bytes_written == 20 * 24 * 4 and log.programs == 12
+    o.zero_()
+    copy_tiles[(4, 3)](descriptor(o, 8, 8), descriptor(x, 8, 8), 8, 8, FIRST=-8)
+    assert torch.equal(x, o)
+
+
+def test_descriptors_of_slices_keep_to_them():
+    x, o = torch.randn(16, 64), torch.zeros(16, 40)
+    copy_tiles[(2, 5)](descriptor(o, 8, 8), descriptor(x[:, 16:56], 8, 8), 8, 8)
+    assert torch.equal(o, x[:, 16:56])
+    kept = x.clone()
+    copy_tiles[(2, 8)](descriptor(x[:, 16:56], 8, 8), descriptor(torch.zeros(16, 64), 8, 8), 8, 8)
+    assert not x[:, 16:56].any() and torch.equal(x[:, :16], kept[:, :16]) and torch.equal(x[:, 56:], kept[:, 56:])
+    with pytest.raises(AssertionError, match="16-byte aligned"):
+        descriptor(x.T[:15], 8, 8)  # a descriptor's last dimension is contiguous: transpose inside the kernel
+    lying = TensorDescriptor(x[:8], [16, 64], [64, 1], [8, 8])
+    with pytest.raises(interpreter.OutOfBounds, match="this load, in program .*outside x, which spans 512 elements"):
+        copy_tiles[(2, 1)](descriptor(torch.zeros(16, 64), 8, 8), lying, 8, 8)
+
+
+def test_stores_through_descriptors_that_overlap_race():
+    x, o = torch.randn(20, 24), torch.zeros(20, 24)
+    with pytest.raises(interpreter.Race) as caught:
+        copy_tiles[(3, 3)](descriptor(o, 16, 8), descriptor(x, 16, 8), 8, 8)
+    assert "copy_tiles, line" in str(caught.value)
+    assert "this store of program (1, 0) touches element 192 of o, which a store of program (0, 0)" in str(caught.value)
+
+    @triton.jit
+    def mixed(o_ptr, x, n, B: tl.constexpr):
+        o = tl.make_tensor_descriptor(o_ptr, [n, B], [B, 1], [B, B])
+        o.store([0, 0], x.load([tl.program_id(0) * B, 0]))
+
+    with pytest.raises(interpreter.Race, match="element 0 of o_ptr, which a store of program 0 touches too"):
+        mixed[(2,)](torch.zeros(8, 8), descriptor(torch.randn(16, 8), 8, 8), 8, B=8)
+
+
+@triton.jit
+def reduced(o, x, B: tl.constexpr, OP: tl.constexpr, STORE: tl.constexpr = False):
+    value = x.load([tl.program_id(0) * B, 0])
+    if STORE:
+        o.store([0, 0], value)
+    if OP == "add":
+        o.atomic_add([0, 0], value)
+    elif OP == "max":
+        o.atomic_max([0, 0], value)
+    else:
+        o.atomic_or([0, 0], value)
+
+
+def test_atomics_of_descriptors():
+    x, o = torch.randn(32, 8), torch.zeros(5, 8)
+    with interpreter.record() as log:
+        reduced[(4,)](descriptor(o, 8, 8), descriptor(x, 8, 8), 8, "add")
+    torch.testing.assert_close(o, x.view(4, 8, 8).sum(0)[:5])
+    assert log.bytes_written == 4 * 5 * 8 * 4  # rows beyond the end are left out
+    for dtype in (torch.int32, torch.int64):
+        x, o = torch.randint(-100, 100, (32, 8), dtype=dtype), torch.zeros(8, 8, dtype=dtype)
+        if dtype == torch.int32:
+            reduced[(4,)](descriptor(o, 8, 8), descriptor(x, 8, 8), 8, "max")
+            assert torch.equal(o, x.view(4, 8, 8).amax(0).clamp(min=0))
+        else:
+            reduced[(4,)](descriptor(o, 8, 8), descriptor(x, 8, 8), 8, "or")
+            parts = x.view(4, 8, 8)
+            assert torch.equal(o, parts[0] | parts[1] | parts[2] | parts[3])
+    x, o = torch.randn(32, 8, dtype=torch.float16), torch.zeros(8, 8, dtype=torch.float16)
+    with pytest.raises(interpreter.Unsupported, match="no atomic max of fractions"):
+        reduced[(4,)](descriptor(o, 8, 8), descriptor(x, 8, 8), 8, "max")
+    with pytest.raises(interpreter.Race):
+        reduced[(4,)](descriptor(o, 8, 8), descriptor(x, 8, 8), 8, "add", STORE=True)
+
+
+@triton.jit
+def copy_far(o_ptr, x_ptr, rows, stride, first, B: tl.constexpr):
+    x = tl.make_tensor_descriptor(x_ptr, [rows, 16], [stride, 1], [B, 16])
+    o = tl.make_tensor_descriptor(o_ptr, [B, 16], [16, 1], [B, 16])
+    o.store([0, 0], x.load([first, 0]))
+
+
+def test_rows_beyond_2_31_elements():
+    rows, stride = 65664, 32768  # 2.15e9 bytes, of which only those that are touched exist
+    x, o = torch.empty(rows, stride, dtype=torch.int8)[:, :16], torch.zeros(128, 16, dtype=torch.int8)
+    x[-128:] = torch.randint(1, 100, (128, 16))
+    copy_far[(1,)](o, x, rows, stride, rows - 128, B=128)
+    assert torch.equal(o, x[-128:])
+    o.zero_()
+    copy_tiles[(2, 1)](descriptor(x, 64, 16), descriptor(o, 64, 16), 64, 16)
+    assert not x[:128].any() and x[-128:].all()
+
+    @triton.jit
+    def narrow(o_ptr, x_ptr, stride, first, B: tl.constexpr):
+        i, j = first + tl.arange(0, B)[:, None], tl.arange(0, 16)[None, :]
+        tl.store(o_ptr + i * 0 + j, tl.load(x_ptr + i * stride + j))
+
+    with pytest.raises(interpreter.OutOfBounds, match="before its start"):  # 32 bits of index are not enough
+        narrow[(1,)](o, x, stride, rows - 64, B=64)
+
+
+def test_tensors_without_an_element():
+    for rows, columns in ((0, 8), (8, 0), (0, 0)):
+        x, o = torch.zeros(rows, columns), torch.zeros(rows, columns)
+        copy[(0,)](o, x, 0, B=8, MASKED=True)
+        copy[(1,)](o, x, 0, B=8, MASKED=True)
+        with pytest.raises(interpreter.OutOfBounds):
+            copy[(1,)](o, x, 0, B=8, MASKED=False)
+    with pytest.raises(AssertionError, match="positive"):  # Triton's own, on a GPU too
+        descriptor(torch.zeros(0, 8), 8, 8)
+
+
 def test_a_forgotten_atomic_is_a_race():
     x, o = torch.ones(1000), torch.zeros(1)
     with pytest.raises(interpreter.Race) as caught:
@@ -220,6 +342,37 @@ def test_bf16_is_refused_as_argument_and_inside():
 
     with pytest.raises(TypeError, match=r"bfloat16 in rounds, line \d+ of test_interpreter.py"):
         rounds[(1,)](torch.ones(8), B=8)
+
+
+@triton.jit
+def inside(o_ptr, x_ptr, B: tl.constexpr, HOW: tl.constexpr):
+    i, j = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    x = tl.load(x_ptr + i * B + j)
+    if HOW == "operands":
+        y = tl.dot(x.to(tl.bfloat16), x.to(tl.bfloat16))
+    elif HOW == "accumulator":
+        y = tl.dot(x, x, tl.zeros((B, B), tl.bfloat16))
+    elif HOW == "constant":
+        y = x + tl.full((B, B), 1.0, tl.bfloat16)
+    elif HOW == "bits":
+        y = x.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    elif HOW == "pointer":
+        y = tl.load((x_ptr + i * B + j).to(tl.pointer_type(tl.bfloat16)))
+    else:
+        y = tl.make_tensor_descriptor(x_ptr.to(tl.pointer_type(tl.bfloat16)), [B, B], [B, 1], [B, B]).load([0, 0])
+    tl.store(o_ptr + i * B + j, y.to(tl.float32))
+
+
+@pytest.mark.parametrize("how", ["operands", "accumulator", "constant", "bits", "pointer", "descriptor"])
+def test_bf16_is_refused_wherever_it_comes_up(how):
+    with pytest.raises(interpreter.Unsupported, match=r"bfloat16 in inside, line \d+.*use torch.float16"):
+        inside[(1,)](torch.zeros(16, 16), torch.ones(16, 16, dtype=torch.float16), 16, how)
+
+
+def test_bf16_is_refused_behind_a_descriptor():
+    x = torch.ones(16, 16, dtype=torch.bfloat16)
+    with pytest.raises(interpreter.Unsupported, match="x is a bfloat16 tensor"):
+        copy_tiles[(1, 1)](descriptor(torch.zeros(16, 16), 16, 16), descriptor(x, 16, 16), 16, 16)
 
 
 def test_autotune_takes_the_first_configuration():
