@@ -45,6 +45,7 @@ def test_in_bounds_is_right_and_counted():
         copy[(8,)](o, x, 1000, B=128, MASKED=True)
     assert torch.equal(x, o)
     assert (log.bytes_read, log.bytes_written, log.sectors, log.programs) == (4000, 4000, 250, 8)
+    assert log.program_bytes == 2 * 4 * 128  # the last program has fewer
 
 
 def test_an_unmasked_lane_raises_and_writes_nothing():
