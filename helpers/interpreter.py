@@ -16,6 +16,7 @@ What it cannot see: a load of what other lanes of the same program stored (a GPU
 and wrong addresses that lie inside the tensor.
 """
 
+import dis
 import itertools
 import mmap
 import sys
@@ -372,6 +373,7 @@ def install() -> None:
     _keep_origins(it)
     _watch_launches(it)
     _mend_index(it)
+    _combine_blocks(it)
 
 
 def _watch_memory(it) -> None:
@@ -540,6 +542,53 @@ def _mend_index(it) -> None:
         tensor.__index__ = lambda self: int(self.handle.data.reshape(-1)[0])
 
     it._patch_lang_tensor = _patch_lang_tensor
+
+
+def _combine_blocks(it) -> None:
+    """`tl.reduce` and `tl.associative_scan` combine halves of a block at once, where the interpreter goes element by
+    element and `tl.sort` takes seconds. A function that branches is left to it: a branch is for a single element."""
+
+    def combined(op, like, left, right) -> list:
+        def tensors(arrays):
+            return [op.to_tensor(array, t.dtype) for array, t in zip(arrays, like, strict=True)]
+
+        out = op.combine_fn.fn(*tensors(left), *tensors(right))
+        out = out if isinstance(out, tuple) else (out,)
+        values = [getattr(getattr(o, "handle", None), "data", o) for o in out]
+        return [np.broadcast_to(v, a.shape).astype(a.dtype) for v, a in zip(values, left, strict=True)]
+
+    reduce, scan = it.ReduceOps.generic_reduce, it.ScanOps.generic_scan
+
+    def generic_reduce(self, given):
+        if self.axis is None or _branches(self.combine_fn):
+            return reduce(self, given)
+        parts = [np.moveaxis(t.handle.data, self.axis, 0) for t in given]
+        while len(parts[0]) > 1:
+            parts = combined(self, given, [p[0::2] for p in parts], [p[1::2] for p in parts])
+        parts = [np.moveaxis(p, 0, self.axis) if self.keep_dims else p[0] for p in parts]
+        return [self.to_tensor(p, t.dtype) for p, t in zip(parts, given, strict=True)]
+
+    def generic_scan(self, given):
+        if _branches(self.combine_fn):
+            return scan(self, given)
+        parts = [np.moveaxis(t.handle.data, self.axis, 0) for t in given]
+        place, step = np.arange(len(parts[0])), 1
+        while step < len(place):
+            after = combined(self, given, [p[np.maximum(place - step, 0)] for p in parts], parts)
+            parts = [np.concatenate([p[:step], a[step:]]) for p, a in zip(parts, after, strict=True)]
+            step *= 2
+        return [self.to_tensor(np.moveaxis(p, 0, self.axis), t.dtype) for p, t in zip(parts, given, strict=True)]
+
+    it.ReduceOps.generic_reduce, it.ScanOps.generic_scan = generic_reduce, generic_scan
+
+
+def _branches(kernel) -> bool:
+    """Whether a kernel's function, or one that it calls, has a branch or a loop."""
+    function = kernel.fn
+    called = [function.__globals__.get(name) for name in function.__code__.co_names]
+    if any("JUMP" in step.opname for step in dis.get_instructions(function)):
+        return True
+    return any(_branches(k) for k in called if hasattr(k, "fn") and k is not kernel)
 
 
 class _Driver:

@@ -414,3 +414,37 @@ def test_a_matmul_is_quick_and_its_bytes_are_those_of_its_tiles():
         matmul[(4, 4)](c, a, b, 256, 256, 256, B=64)
     assert log.bytes_read == 4 * 2 * 256 * 256 * 4 and log.bytes_written == 256 * 256 * 4
     assert log.sectors_read == log.bytes_read // 32 and log.programs == 16
+
+
+@triton.jit
+def after(a, b, c, d):
+    """x -> c * (a * x + b) + d: associative, not commutative."""
+    return a * c, c * b + d
+
+
+@triton.jit
+def folded(o_ptr, a_ptr, b_ptr, N: tl.constexpr):
+    at = tl.arange(0, 4)[:, None] * N + tl.arange(0, N)[None, :]
+    a, b = tl.load(a_ptr + at), tl.load(b_ptr + at)
+    _, scanned = tl.associative_scan((a, b), 1, after)
+    _, backwards = tl.associative_scan((a, b), 1, after, reverse=True)
+    _, whole = tl.reduce((a, b), 1, after)
+    tl.store(o_ptr + at, scanned)
+    tl.store(o_ptr + 4 * N + at, backwards)
+    tl.store(o_ptr + 8 * N + tl.arange(0, 4), whole)
+    tl.store(o_ptr + 8 * N + 4 + at, tl.sort(b))
+
+
+def test_reductions_and_scans_with_a_function_of_ones_own():
+    a, b = torch.rand(4, 32) + 0.3, torch.randn(4, 32)
+    o = torch.empty(12 * 32 + 4)
+    began = time.process_time()
+    folded[(1,)](o, a, b, N=32)
+    assert time.process_time() - began < 1
+    want, x = torch.empty(2, 4, 32), torch.zeros(2, 4)
+    for i in range(32):
+        want[0, :, i] = x[0] = a[:, i] * x[0] + b[:, i]
+        want[1, :, 31 - i] = x[1] = a[:, 31 - i] * x[1] + b[:, 31 - i]
+    torch.testing.assert_close(o[:256].reshape(2, 4, 32), want)
+    torch.testing.assert_close(o[256:260], want[0, :, -1])
+    assert torch.equal(o[260:].reshape(4, 32), b.sort(-1).values)

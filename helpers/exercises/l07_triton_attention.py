@@ -64,8 +64,7 @@ SOFTMAX_STATISTICS = Exercise(
         Case("row r sees its first columns only, row 0 none", _rows(5, 110, 32, put=_hidden_in_turn), seen=True),
         Case("the first blocks hold nothing but -inf", _rows(2, 107, 32, put=_late)),
         Case("exactly one block", _rows(3, 128, 128)),
-        # not among the last: those are compiled as well, which takes long for so large a block
-        Case("one row of more than a million columns", _rows(1, 2**20 + 7, 16384), mode="cpu"),
+        Case("one row of more than a million columns", _rows(1, 2**20 + 7, 2048), mode="cpu"),
         Case("one column more than a block, float16", _rows(4, 129, 128, HALF)),
         Case("rows shorter than a block", _rows(3, 37, 256), kind="outliers"),
         Case("one column", _rows(3, 1, 16)),
@@ -81,9 +80,9 @@ SOFTMAX_STATISTICS = Exercise(
     limits=(
         Limit(
             "bytes",
-            lambda x, block: x.numel() * x.element_size() + 8 * x.shape[0],
+            lambda x, block: 1.02 * x.numel() * x.element_size() + 8 * x.shape[0],
             "too-many-bytes",
-            "The kernels ask for {fact} bytes; reading x once and writing two numbers a row are {most}.",
+            "The kernels ask for {fact} bytes; reading x once and writing two numbers a row take no more than {most}.",
         ),
     ),
     hints=(
@@ -127,6 +126,7 @@ def _labelled(rows, vocabulary, block, dtype=HALF, put=lambda x: x, ignore=-100,
         if label is not None:
             labels[:] = label
         left_out = draw.integers(0, 1000, rows) < 1000 * ignored
+        left_out[:1] |= ignored > 0
         labels[left_out] = ignore
         logits[labels == ignore] = NAN  # what an ignored row holds is nobody's business
         return put(logits), labels, ignore, block
@@ -167,7 +167,7 @@ CROSS_ENTROPY = Exercise(
         Case("a vocabulary that ends inside a block", _labelled(7, 300, 128), seen=True),
         Case("exactly one block", _labelled(5, 256, 256)),
         Case("a vocabulary shorter than a block", _labelled(6, 37, 128), kind="outliers"),
-        Case("50,257 words", _labelled(3, 50_257, 8192, ignored=0.0), mode="cpu"),
+        Case("50,257 words", _labelled(2, 50_257, 1024, ignored=0.0), mode="cpu"),
         Case("a single word", _labelled(3, 1, 16, ignored=0.0)),
         Case("no row", _labelled(0, 50, 32)),
         Case("the first word is the label", _labelled(4, 130, 64, label=0, ignored=0.0)),
@@ -274,10 +274,10 @@ TOP_K_GATE = Exercise(
     limits=(
         Limit(
             "bytes",
-            lambda scores, k: scores.numel() * scores.element_size() + 16 * scores.shape[0] * k,
+            lambda scores, k: scores.numel() * scores.element_size() + 32 * scores.shape[0] * k,
             "too-many-bytes",
             "The kernels ask for {fact} bytes; reading the scores once, writing k weights and indices a token, and "
-            "counting each choice are {most}.",
+            "counting each choice take no more than {most}.",
         ),
     ),
     hints=(
