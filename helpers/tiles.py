@@ -8,6 +8,10 @@ The model: programs run in waves, as many at once as the SMs hold, and go throug
 the pieces of A's row panels and of B's column panels that its tiles need, each once, however many programs share it.
 L2 keeps what was wanted last. So a panel that the next wave wants again comes from DRAM again unless all that was
 wanted in between left room for it: which tiles share a wave decides what a product reads.
+
+How far to trust it: of 29 launches whose reads Nsight Compute counted on an H200, the model was within 1% for half and
+within 5% for two thirds (`tests/test_tiles.py` has them). Programs fall out of step where K is short or the tiles are
+small, and the model is then off by up to a factor of two or three.
 """
 
 from collections import OrderedDict
@@ -19,7 +23,10 @@ import numpy as np
 from . import machine
 from .traffic import Bytes
 
-USABLE = 1.0
+USABLE = 0.6
+"""The part of L2 that keeps data. Kernels that read the same bytes over and over on an H200, whose driver reports
+60 MiB, found all of 32 MiB there, most of 40 and little of 48: each half of L2 caches for the SMs beside it (NVIDIA's
+A100 whitepaper), so what both want is kept twice."""
 
 
 @dataclass(frozen=True)
