@@ -226,6 +226,18 @@ def _inner(x):
     return whole[2 : 2 + rows, 3 : 3 + cols].copy_(x)
 
 
+def _there_and_back(rows, cols, half):
+    """a (rows, 2 half) and b (2 half, cols): a sum of products that passes 2**11 in the middle and ends near 0."""
+
+    def inputs(draw):
+        p, r = draw.integers(1, 9, rows, half), draw.integers(1, 9, half, cols)
+        r_again = r.clone()
+        r_again[0] += draw.integers(-1, 2, cols)
+        return torch.cat([p, -p], 1).to(HALF), torch.cat([r, r_again], 0).to(HALF)
+
+    return inputs
+
+
 def _far_turned(x):
     return far(x.mT).mT
 
@@ -262,6 +274,7 @@ ANY_MATMUL = Exercise(
         Case("small integers, compared exactly", _product(33, 34, 70), kind="integers", exact=True),
         Case("a long sum with outliers", _product(17, 20, 600), kind="outliers"),
         Case("far from zero", _product(34, 19, 9), kind="offset"),
+        Case("sums that grow to thousands and come back", _there_and_back(11, 13, 300), exact=True),
         Case("the rows of a lie beyond element 2**31", _product(3, 20, 18, a=far), memory_bytes=FAR_BYTES),
         Case("the columns of a lie beyond element 2**31", _product(20, 5, 3, a=_far_turned), memory_bytes=FAR_BYTES),
         Case("the rows of b lie beyond element 2**31", _product(9, 20, 3, b=far), memory_bytes=FAR_BYTES),
@@ -322,12 +335,15 @@ def _wave_bytes(order: list[tuple[int, int]], m: int, n: int, k: int, block_m: i
 
 
 def good_wave_bytes(a, b, block_m, block_n, wave) -> int:
-    """The bytes that waves load together where groups are as high as tiles and wave ask for, rounded either way."""
+    """The bytes that waves load together where groups are as high, or as wide, as tiles and wave ask for, rounded
+    either way."""
     (m, k), n = a.shape, b.shape[1]
-    tiles = ceil(m / block_m), ceil(n / block_n)
-    height = sqrt(wave * block_n / block_m)
-    heights = {max(1, floor(height)), ceil(height)}
-    return max(_wave_bytes(_grouped(*tiles, h), m, n, k, block_m, block_n, wave) for h in heights)
+    tiles_m, tiles_n = ceil(m / block_m), ceil(n / block_n)
+    height, width = sqrt(wave * block_n / block_m), sqrt(wave * block_m / block_n)
+    orders = [_grouped(tiles_m, tiles_n, h) for h in (max(1, floor(height)), ceil(height))]
+    for w in (max(1, floor(width)), ceil(width)):
+        orders.append([(i, j) for j, i in _grouped(tiles_n, tiles_m, w)])
+    return max(_wave_bytes(order, m, n, k, block_m, block_n, wave) for order in orders)
 
 
 SLACK = 1.05
@@ -444,12 +460,16 @@ def _gated(tokens, features, k, put=lambda x: x, spread=1.0):
 
 
 def _exact_gate(draw):
-    """Integers so large that SiLU is the identity or 0 to the last bit of float16."""
-    x = torch.zeros(19, 24, dtype=HALF)
-    x[:, 0], x[:, 1] = draw.integers(-2, 3, 19).to(HALF), 1
-    w_gate, w_up = torch.zeros(21, 24, dtype=HALF), draw.integers(-3, 4, 21, 24).to(HALF)
-    w_gate[:, 0], w_gate[:, 1] = 64, draw.integers(-1, 2, 21).to(HALF) + 32
-    return x, w_gate, w_up
+    """Gates so large that SiLU is the identity or 0 to the last bit of float16, and sums for up that pass 2**11 and
+    come back: all integers."""
+    p, r = draw.integers(1, 9, 19, 300), draw.integers(1, 9, 21, 300)
+    p[:, 0] = 1
+    x = torch.cat([draw.integers(-2, 3, 19, 1), torch.ones(19, 1), p, -p], 1)
+    w_up = torch.cat([draw.integers(-3, 4, 21, 2), r, r], 1)
+    w_up[:, 302] += draw.integers(-1, 2, 21)
+    w_gate = torch.zeros_like(w_up)
+    w_gate[:, 0], w_gate[:, 1] = 64, draw.integers(31, 34, 21)
+    return x.to(HALF), w_gate.to(HALF), w_up.to(HALF)
 
 
 GATE_TILE = 32
