@@ -265,12 +265,12 @@ metadata.version = version
 @pytest.mark.parametrize(
     "module, distribution, sentence",
     [
-        ("IPython", "ipython", "every lesson needs: ipython is missing"),
-        ("psutil", "psutil", "psutil is missing"),
-        ("pynvml", "nvidia-ml-py", "nvidia-ml-py is missing"),
         ("numpy", "numpy", "numpy is missing"),
-        ("packaging", "packaging", "packaging is missing"),
         ("triton", "triton", "Triton is not installed"),
+        pytest.param("IPython", "ipython", "every lesson needs: ipython is missing", marks=pytest.mark.slow),
+        pytest.param("psutil", "psutil", "psutil is missing", marks=pytest.mark.slow),
+        pytest.param("pynvml", "nvidia-ml-py", "nvidia-ml-py is missing", marks=pytest.mark.slow),
+        pytest.param("packaging", "packaging", "packaging is missing", marks=pytest.mark.slow),
     ],
 )
 def test_a_package_that_helpers_itself_imports(module, distribution, sentence):

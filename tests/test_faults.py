@@ -303,6 +303,7 @@ def test_two_checks_at_once_in_threads(no_rules):
     healthy()
 
 
+@pytest.mark.slow
 def test_two_checks_at_once_in_processes(tmp_path):
     file = tmp_path / "answer.py"
     file.write_text(solved("masked-add"))

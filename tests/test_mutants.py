@@ -15,14 +15,17 @@ LEAST = {"right": 2, "broken": 8, "cheat": 3}
 
 
 def sampled() -> set[int]:
-    """Indices of a fixed sample, spread over exercises, groups and kinds: what make test takes of it."""
+    """Indices of a fixed sample of the wrong ones, spread over exercises, groups and kinds: what make test takes of it.
+
+    Right ones take longest, as every case is run; in make test those in solutions/ stand for them.
+    """
     seen: Counter = Counter()
     chosen = set()
     for i, answer in enumerate(ANSWERS):
         key = (answer.exercise, answer.group)
         seen[key] += 1
         place = sum(map(ord, answer.exercise)) % LEAST[answer.group] + 1
-        if seen[key] == place:
+        if seen[key] == place and answer.group != "right":
             chosen.add(i)
     return chosen
 
@@ -43,6 +46,7 @@ def test_is_judged_as_it_should_be(answer, record_property):
     record_property("caught", [answer.exercise, answer.group, verdict.kind, verdict.caught_by])
 
 
+@pytest.mark.slow  # make test runs solutions/, where a check that does not pass raises
 @pytest.mark.parametrize("name", every())
 def test_the_courses_own_answer_passes(name):
     verdict = judge(every()[name], solved(name))
