@@ -325,12 +325,14 @@ EVERYTHING = 2**31 - 1
 """A window that hides nothing."""
 
 
-def _packed(batch, tokens, heads, width, block, window=EVERYTHING, put=lambda x: x, size=1.0):
-    """put: changes the (batch, everything) matrix. size: of q and k, so its square is that of the scores."""
+def _packed(batch, tokens, heads, width, block, window=EVERYTHING, put=lambda x: x, size=1.0, above=0.0):
+    """put: changes the (batch, everything) matrix. size: of q and k, so its square is that of the scores. above: what
+    the values lie around."""
 
     def inputs(draw):
         qkv = draw(batch, tokens, 3, heads, width, dtype=HALF)
         qkv[:, :, :2] *= size
+        qkv[:, :, 2] += above
         return put(qkv.flatten(1)).unflatten(1, (tokens, 3, heads, width)), window, block
 
     return inputs
@@ -387,6 +389,7 @@ CAUSAL_ATTENTION = Exercise(
         Case("outliers", _packed(1, 70, 1, 32, 16, 40), kind="outliers"),
         Case("three sequences, tokens further apart than they are long", _apart(_packed(3, 20, 2, 32, 16))),
         Case("wide heads, long rows", _packed(1, 230, 1, 64, 32)),
+        Case("360 values around 200 that weigh nearly the same", _packed(1, 360, 1, 16, 32, size=0.1, above=200.0)),
         Case(
             "the last sequence lies beyond element 2**31",
             _packed(3, 17, 1, 32, 16, put=far),
@@ -447,13 +450,13 @@ def _grouped_scale(q, k, v, block):
     return _grouped_attention(q, k, v.abs(), block)
 
 
-def _chunk(new, past, heads, groups, width, block, cache=lambda x: x, size=1.0):
-    """`new` queries at the end of `past` keys; cache: how k and v lie."""
+def _chunk(new, past, heads, groups, width, block, cache=lambda x: x, size=1.0, above=0.0):
+    """`new` queries at the end of `past` keys; cache: how k and v lie; size, above: as in `_packed`."""
 
     def inputs(draw):
         q = size * draw(new, heads, width, dtype=HALF)
-        k, v = (cache(draw(past, groups, width, dtype=HALF)) for _ in "kv")
-        return q, k * size if size != 1.0 else k, v, block
+        k = cache(size * draw(past, groups, width, dtype=HALF))
+        return q, k, cache(above + draw(past, groups, width, dtype=HALF)), block
 
     return inputs
 
@@ -492,7 +495,7 @@ GROUPED_ATTENTION = Exercise(
     low="bfloat16",
     cases=(
         Case("5 new tokens after 61, 8 heads on 2", _chunk(5, 66, 8, 2, 32, 32), seen=True),
-        Case("tokens without a past", _chunk(21, 21, 4, 2, 32, 16), seen=True),
+        Case("tokens without a past", _chunk(70, 70, 2, 1, 32, 16), seen=True),
         Case("one key head for all six", _chunk(7, 40, 6, 1, 32, 16)),
         Case("each head has keys of its own", _chunk(19, 50, 2, 2, 32, 16)),
         Case("groups of three", _chunk(11, 35, 9, 3, 16, 16)),
@@ -504,6 +507,7 @@ GROUPED_ATTENTION = Exercise(
         Case("scores of several hundred", _chunk(9, 50, 4, 2, 32, 16, size=14.0)),
         Case("outliers", _chunk(6, 70, 8, 2, 32, 32), kind="outliers"),
         Case("a long cache", _chunk(3, 500, 8, 2, 64, 32)),
+        Case("360 values around 200 that weigh nearly the same", _chunk(2, 360, 2, 1, 16, 32, size=0.1, above=200.0)),
         Case(
             "the last keys lie beyond element 2**31",
             _chunk(2, 5, 4, 2, 32, 16, _far_tokens),
@@ -566,28 +570,27 @@ def _paged_scale(q, k_pages, v_pages, table, lengths, splits):
     return _paged_decode(q, k_pages, v_pages.abs(), table, lengths, splits)
 
 
-def _paged(lengths, heads, groups, width, splits, page=16, k_put=lambda x: x, v_put=lambda x: x, size=1.0, wide=0):
+def _paged(lengths, heads, groups, width, splits, page=16, put=lambda x: x, size=1.0, above=0.0, wide=0):
     """Pages in random order; what no sequence owns is NaN, and table entries that none needs lead nowhere.
 
-    wide: how many entries more than it needs the table has.
+    put: how the keys lie. size, above: as in `_packed`. wide: how many entries more than it needs the table has.
     """
 
     def inputs(draw):
         needed = [-(-length // page) for length in lengths]
         pages = sum(needed) + 2
-        order = list(range(pages))
-        draw.random.shuffle(order)
+        owned = [pages - 1, *draw.random.sample(range(pages - 1), max(sum(needed) - 1, 0))]  # the last one always
+        draw.random.shuffle(owned)
         q = size * draw(len(lengths), heads, width, dtype=HALF)
-        caches = [torch.full((pages, page, groups, width), NAN, dtype=HALF) for _ in "kv"]
+        keys, values = (torch.full((pages, page, groups, width), NAN, dtype=HALF) for _ in "kv")
         table = torch.full((len(lengths), max([*needed, 1]) + wide), 2**30, dtype=torch.int32)
         for b, length in enumerate(lengths):
             for i in range(needed[b]):
-                table[b, i] = own = order.pop()
+                table[b, i] = own = owned.pop()
                 used = min(page, length - i * page)
-                for cache, scaled in zip(caches, (size, 1.0), strict=True):
-                    cache[own, :used] = scaled * draw(used, groups, width, dtype=HALF)
-        k_pages, v_pages = k_put(caches[0]), v_put(caches[1])
-        return q, k_pages, v_pages, table, torch.tensor(lengths, dtype=torch.int32), splits
+                keys[own, :used] = size * draw(used, groups, width, dtype=HALF)
+                values[own, :used] = above + draw(used, groups, width, dtype=HALF)
+        return q, put(keys), values, table, torch.tensor(lengths, dtype=torch.int32), splits
 
     return inputs
 
@@ -641,17 +644,17 @@ PAGED_DECODE = Exercise(
         Case("a single key", _paged((1, 1), 6, 2, 32, 2), exact=True),
         Case("each head has keys of its own", _paged((50,), 3, 3, 32, 2)),
         Case("groups of five", _paged((60,), 10, 2, 32, 3)),
-        Case("larger pages", _paged((150, 31), 4, 1, 32, 3, page=32)),
+        Case("larger pages", _paged((150, 31), 4, 1, 64, 3, page=32)),
         Case("nothing but empty sequences", _paged((0, 0), 4, 1, 32, 2)),
         Case("no sequence", _paged((), 4, 2, 32, 4)),
-        Case("a table wider than any sequence needs", _paged((90, 70), 4, 1, 32, 3, wide=40)),
-        Case("scores of several hundred", _paged((90, 40), 4, 1, 32, 3, size=14.0)),
-        Case("outliers", _paged((110,), 8, 2, 32, 3), kind="outliers"),
-        Case("keys and values in different layouts", _paged((70, 45), 4, 2, 32, 2, k_put=_slots_by_head)),
-        Case("a long sequence", _paged((700,), 4, 1, 64, 7)),
+        Case("a table wider than any sequence needs", _paged((70,), 4, 1, 32, 3, wide=40)),
+        Case("scores of several hundred", _paged((60, 20), 4, 1, 32, 2, size=14.0)),
+        Case("outliers", _paged((90,), 8, 2, 32, 2), kind="outliers"),
+        Case("keys and values in different layouts", _paged((70, 45), 4, 2, 32, 2, put=_slots_by_head)),
+        Case("700 values around 200 that weigh nearly the same", _paged((700,), 2, 1, 16, 2, size=0.1, above=200.0)),
         Case(
             "the last page of keys lies beyond element 2**31",
-            _paged((35, 20), 4, 2, 32, 2, k_put=_far_tokens),
+            _paged((35, 20), 4, 2, 32, 2, put=_far_tokens),
             memory_bytes=FAR_BYTES,
         ),
         Case("five sequences of up to 5,000", _paged((5000, 0, 4097, 33, 1600), 32, 8, 64, 7), mode="gpu"),
