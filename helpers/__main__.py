@@ -201,7 +201,7 @@ def _measure(options: argparse.Namespace) -> int:
             continue
         with tempfile.TemporaryDirectory() as folder:
             record = Path(folder) / "record.json"
-            ran = _execute(path, env={"HELPERS_RECORD": str(record)})
+            ran = _execute(path, env={"HELPERS_RECORD": str(record), "HELPERS_ONLY": " ".join(wanted)})
             made = records.load(record)
         missing = set(ids) - set(made["figures"]) - set(made["texts"])
         if ran.failure or missing:

@@ -43,6 +43,25 @@ def test_a_gpu_that_lacks_a_tool_shows_what_was_recorded_but_never_records_it(mo
         records.text("no.such.text", refused)
 
 
+def test_a_text_that_takes_minutes_is_kept_until_it_is_asked_for(tmp_path, monkeypatch):
+    path, made = tmp_path / "a-card.json", tmp_path / "made.json"
+    monkeypatch.setattr(records, "REFERENCE", path)
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    monkeypatch.setattr(machine, "here", lambda: type("Here", (), {"name": "A card"}))
+    about = {"gpu": "A card", "date": "2026-01-01"}
+    monkeypatch.setattr(records, "this_machine", lambda: about)
+    records.merge(path, "texts", {"slow.text": ["old"]}, about)
+
+    def shown():
+        return records.text("slow.text", lambda: "new", rarely=True).splitlines()[-1]
+
+    assert shown() == "old"
+    monkeypatch.setenv("HELPERS_RECORD", str(made))
+    assert shown() == "old" and records.load(made)["texts"] == {"slow.text": ["old"]}
+    monkeypatch.setenv("HELPERS_ONLY", "another slow.text")
+    assert shown() == "new" and records.load(made)["texts"] == {"slow.text": ["new"]}
+
+
 def test_a_figure_of_other_versions_says_so_until_all_are_of_these(tmp_path, monkeypatch):
     path = tmp_path / "a-card.json"
     monkeypatch.setattr(records, "REFERENCE", path)

@@ -336,7 +336,8 @@ class Trial:
     def told(self, finding: Finding, case: Case, how: str = "", inputs: tuple = ()) -> Finding:
         """The finding, and how to see it again; plain inputs are shown, since they can be worked out on paper."""
         if inputs and not self.exercise.drive and not tensors(inputs):
-            how = short(f"{how} for {', '.join(map(repr, inputs))}".strip(), 400)
+            shown = (short(repr(x), 400 // len(inputs)) for x in inputs)
+            how = f"{how} for {', '.join(shown)}".strip()
         where = f"{case.about}{f', {how}' if how else ''}; seed {self.seed}"
         details = finding.details | {"case": case.about, "seed": self.seed}
         apart = "\n" if "\n" in finding.message else " "  # the last line may be one of the answer's

@@ -1,9 +1,11 @@
 """Lab 06, Triton: from one tile that is turned to a matrix product with its epilogue, and what an autotuner tries."""
 
-from math import ceil, floor, sqrt
+from functools import lru_cache
+from math import ceil, floor, inf, sqrt
 
 import torch
 
+from .. import records
 from . import Case, Exercise, Limit, far, padded, spaced, turned
 
 LAB = "06_triton_matmul"
@@ -658,6 +660,112 @@ INT8_ROWS = Exercise(
 )
 
 
+# --- prune-configs ---------------------------------------------------------------------------------------------
+
+KEPT, LOSS, LOSS_OF_SOME = 10, 0.03, 0.10
+"""How many configurations an answer may keep, and by how much of the fastest's time the fastest of them may be slower:
+of all that were recorded, and of some drawn at random, where a good estimate may have to do without its favourites."""
+
+H200 = {"sms": 132, "shared_bytes": 232448, "registers": 65536}
+SIZES = "BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages"
+Shape = tuple[int, int, int]
+
+
+@lru_cache(maxsize=1)
+def recorded_times() -> dict[Shape, dict[tuple[int, ...], float]]:
+    """µs by shape (M, N, K) and configuration (its `SIZES`), on an H200; infinite where it does not fit."""
+    head, *rows = (line.split() for line in records.load()["texts"]["gemm.triton_configs"])
+    rows = [(tuple(map(int, row[: len(SIZES)])), list(map(float, row[len(SIZES) :]))) for row in rows]
+    shapes = [tuple(map(int, name.split("x"))) for name in head[len(SIZES) :]]
+    return {shape: {config: times[i] for config, times in rows} for i, shape in enumerate(shapes)}
+
+
+def _space(shape: Shape, share: float):
+    """The shape, the card, and this share of all configurations, in any order."""
+
+    def inputs(draw):
+        every = list(recorded_times()[shape])
+        some = draw.random.sample(every, round(share * len(every)))
+        return shape, H200, [dict(zip(SIZES, config, strict=True)) for config in some]
+
+    return inputs
+
+
+def _judge_pruned(inputs, outputs, facts):
+    shape, _, configs = inputs
+    if not isinstance(outputs, list | tuple):
+        return [("wrong-answer", f"It returned {outputs!r:.80}; a list of configurations is asked for.")]
+    if strange := [c for c in outputs if c not in configs]:
+        return [
+            ("wrong-answer", f"It keeps {strange[0]!r:.120}, which is none of the configurations that it was given.")
+        ]
+    if not 0 < len(outputs) <= KEPT:
+        return [("wrong-answer", f"It keeps {len(outputs)} configurations; from 1 to {KEPT} are asked for.")]
+    times = recorded_times()[shape]
+
+    def fastest(some):
+        best = min(some, key=lambda c: times[tuple(c[size] for size in SIZES)])
+        return times[tuple(best[size] for size in SIZES)], best
+
+    (kept, config), (least, better) = fastest(outputs), fastest(configs)
+    most = LOSS if len(configs) == len(times) else LOSS_OF_SOME
+    if kept <= (1 + most) * least:
+        return []
+    if kept == inf:
+        said = "none of those that it keeps fits the card"
+    else:
+        said = f"the fastest that it keeps takes {kept:.4g} µs ({_spelled(config)})"
+    product = " × ".join(map(str, shape))
+    said = f"Of {len(configs)} configurations for {product}, {said}; {_spelled(better)} takes {least:.4g} µs"
+    return [("too-slow", f"{said}, and {most:.0%} more would do.")]
+
+
+def _spelled(config: dict) -> str:
+    return "{} × {} × {}, {} warps, {} stages".format(*(config[size] for size in SIZES))
+
+
+SEEN = ((1024, 1024, 1024), (4096, 4096, 4096), (16384, 4096, 1024))
+UNSEEN = (
+    *((512, 512, 512), (64, 4096, 14336), (256, 4096, 4096), (2048, 2048, 2048), (512, 16384, 4096)),
+    *((1024, 16384, 4096), (8192, 8192, 1024)),
+)
+
+PRUNE_CONFIGS = Exercise(
+    name="prune-configs",
+    lab=LAB,
+    rung="triton",
+    entry="prune",
+    title="Ten configurations that are worth a try",
+    form="kernel",
+    made_of="python",
+    judge=_judge_pruned,
+    cases=(
+        *(Case(f"{m} × {n} × {k}, every configuration", _space((m, n, k), 1), seen=True) for m, n, k in SEEN),
+        *(Case(f"{m} × {n} × {k}, every configuration", _space((m, n, k), 1)) for m, n, k in UNSEEN),
+        *(Case(f"{m} × {n} × {k}, some configurations", _space((m, n, k), 0.75)) for m, n, k in (*SEEN, *UNSEEN)),
+    ),
+    hints=(
+        "Look at the table: which tiles win where the result has many tiles for each SM, and which where it has "
+        "fewer tiles than SMs? What have the winners of the smallest product in common besides their tile?",
+        "Estimate the cycles of a configuration, sort by that, and keep ten. An SM holds as many programs as its "
+        "shared memory, its registers and its warps allow. All programs take a whole number of turns. One step along K "
+        "costs what is largest: the arithmetic of the resident programs, the loading of their tiles, or one trip to "
+        "memory, which num_stages - 1 steps share.",
+        "shared = 2 · stages · BLOCK_K · (BLOCK_M + BLOCK_N) bytes; registers = BLOCK_M · BLOCK_N / (32 · warps) + 40 "
+        "a thread, more than 255 spill. A step of r programs: the largest of r · BLOCK_M · BLOCK_N · BLOCK_K / 1500, "
+        "r · 2 · BLOCK_K · (BLOCK_M + BLOCK_N) / 22 and 2000 / (stages - 1) cycles; BLOCK_M below 64 multiplies the "
+        "first by 4. cycles = steps · (full turns · a step of all that fit + a step of what the last turn leaves to an "
+        "SM).",
+    ),
+    hints_for={
+        "too-slow": (
+            "Compare the two configurations that the message names: how many tiles for how many SMs, how many bytes on "
+            "their way at once, how many multiplications for each byte? Which of these does your estimate not see?",
+        ),
+    },
+)
+
+
 EXERCISES = (
     TILE_TRANSPOSE,
     ONE_DOT,
@@ -666,4 +774,5 @@ EXERCISES = (
     GROUPED_LAUNCH,
     GATED_EPILOGUE,
     INT8_ROWS,
+    PRUNE_CONFIGS,
 )

@@ -150,12 +150,13 @@ def figure(key: str, measure: Callable[[], Measurement]) -> Figures:
     return figures(lambda: {key: measure()}, key)
 
 
-def text(key: str, make: Callable[[], str]) -> str:
+def text(key: str, make: Callable[[], str], *, rarely: bool = False) -> str:
     """Generated text that takes a GPU to make (a compiler's output, a tool's report): made there, recorded here.
 
-    A GPU machine that lacks what it takes (`machine.NotReady`) shows the recorded text, as `figures` does.
+    A GPU machine that lacks what it takes (`machine.NotReady`) shows the recorded text, as `figures` does. rarely:
+    it takes minutes to make, so that a recorded one is kept unless `python -m helpers measure --only KEY` asks for it.
     """
-    if machine.gpu():
+    if machine.gpu() and not (rarely and _kept(key)):
         try:
             made = make()
         except machine.NotReady as missing:
@@ -171,6 +172,18 @@ def text(key: str, make: Callable[[], str]) -> str:
             raise Missing(f"no record of {key} in {REFERENCE.name}: python -m helpers measure, on that GPU")
         return f"({key}: not recorded yet)"
     return f"[recorded: {label(record['machine'])}]\n" + "\n".join(record["texts"][key])
+
+
+def _kept(key: str) -> bool:
+    """Whether a recorded text will do; where a record is being made, it is taken over if it is this GPU's."""
+    record = load()
+    if key not in record["texts"] or key in os.environ.get("HELPERS_ONLY", "").split():
+        return False
+    if os.environ.get("HELPERS_RECORD"):
+        if record["machine"]["gpu"] != machine.here().name:
+            return False
+        _save("texts", {key: record["texts"][key]})
+    return True
 
 
 def load(path: Path | None = None) -> dict:
