@@ -48,6 +48,25 @@ def test_in_bounds_is_right_and_counted():
     assert log.program_bytes == 2 * 4 * 128  # the last program has fewer
 
 
+@triton.jit
+def outer(o_ptr, x_ptr, y_ptr, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)[:, None]
+    j = tl.program_id(1) * B + tl.arange(0, B)[None, :]
+    tl.store(o_ptr + i * B * tl.num_programs(1) + j, tl.load(x_ptr + i) * tl.load(y_ptr + j))
+
+
+def test_what_a_wave_loads_is_counted_once_and_x_runs_fastest():
+    x, y, o = torch.randn(64), torch.randn(32).half(), torch.empty(64, 32)
+    for wave, strips_x, strips_y in ((1, 8, 8), (4, 8, 2), (8, 4, 2), (100, 4, 2)):
+        with interpreter.record(wave) as log:
+            outer[(4, 2)](o, x, y, B=16)
+        assert log.wave_bytes == 16 * (4 * strips_x + 2 * strips_y), wave
+    with interpreter.record(100) as log:
+        for _ in range(2):
+            outer[(4, 2)](o, x, y, B=16)
+    assert log.wave_bytes == 2 * 16 * (4 * 4 + 2 * 2)  # a launch begins anew
+
+
 def test_an_unmasked_lane_raises_and_writes_nothing():
     x, o = torch.randn(1000), torch.zeros(1000)
     with pytest.raises(IndexError) as caught:
