@@ -26,36 +26,24 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 ROWS = gl.constexpr(64)  # query rows of a warpgroup: the M of one wgmma instruction
-HEADS = gl.constexpr(16)  # causal: how many heads are worked on at a time
-
-# A store that never happens, since sums of exponentials are not negative. The assembler may move arithmetic across the
-# wait for P V, and does; it does not move a store to shared memory, so what the store depends on stays before the wait.
-PIN = gl.constexpr("""{
-    .reg .pred never;
-    .reg .f32 x, y;
-    .reg .b32 zero;
-    min.f32 x, $4, $5;
-    min.f32 y, $6, $7;
-    min.f32 x, x, y;
-    setp.lt.f32 never, x, 0f00000000;
-    mov.b32 zero, 0;
-    @never st.volatile.shared.b32 [zero], zero;
-    mov.f32 $0, $4;
-    mov.f32 $1, $5;
-    mov.f32 $2, $6;
-    mov.f32 $3, $7;
-}""")
 
 
 @gluon.jit
 def _turn(turn, tiles, rows, CAUSAL: gl.constexpr):
     """The tile of this program's `turn`: is there one, its head, its block of rows.
 
-    Causal: HEADS heads at a time, so that their K and V stay in L2, and the longest rows of blocks first.
+    Causal: the blocks of rows with the most keys come first, and odd turns run through the programs backwards, so that
+    the program with the longest tile of one turn gets the shortest of the next.
     """
     programs = gl.num_programs(0)
     place = gl.program_id(0)
@@ -63,11 +51,9 @@ def _turn(turn, tiles, rows, CAUSAL: gl.constexpr):
         place = programs - 1 - place
     tile = turn * programs + place
     if CAUSAL:
-        first = tile // (rows * HEADS) * HEADS
-        width = gl.maximum(gl.minimum(HEADS, tiles // rows - first), 1)
-        within = tile - first * rows
-        head = first + within % width
-        row = rows - 1 - within // width
+        heads = tiles // rows
+        head = tile % heads
+        row = rows - 1 - tile // heads
     else:
         head = tile // rows
         row = tile % rows
@@ -100,7 +86,7 @@ def _fetch(desc, head, start, ring, full, free, slot, phase):
 @gluon.jit
 def _produce(q, k, v, shared, barriers, shape, CAUSAL: gl.constexpr):
     """One warp: copies Q, and K and V in the order in which the consumers use them, K one block ahead of V."""
-    queries_in, ring = shared
+    queries_in, ring, results = shared
     q_full, q_free, full, free = barriers
     tiles, rows, queries, keys = shape
     WGS: gl.constexpr = queries_in.shape[0]
@@ -150,7 +136,7 @@ def _partial_sum(p, N: gl.constexpr):
 @gluon.jit
 def _consume(out, scale, shared, barriers, shape, ME: gl.constexpr, CAUSAL: gl.constexpr):
     """Warpgroup ME: 64 query rows of each tile against all keys."""
-    queries_in, ring = shared
+    queries_in, ring, results = shared
     q_full, q_free, full, free = barriers
     tiles, rows, queries, keys = shape
     WGS: gl.constexpr = queries_in.shape[0]
@@ -199,13 +185,13 @@ def _consume(out, scale, shared, barriers, shape, ME: gl.constexpr, CAUSAL: gl.c
 
             for _ in range(1, blocks):
                 # issue S of this block and P V of the block before it, then wait for S alone
-                mbarrier.wait(full.index(slot), phase)
-                _wait_turn(ME)
                 k_slot = slot
-                k = ring.index(slot).reshape([N, D]).permute((1, 0))
-                s_later = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
+                mbarrier.wait(full.index(k_slot), phase)
                 slot, phase = _next(slot, phase, STAGES)
                 mbarrier.wait(full.index(slot), phase)
+                _wait_turn(ME)
+                k = ring.index(k_slot).reshape([N, D]).permute((1, 0))
+                s_later = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
                 o_later = warpgroup_mma(weights, ring.index(slot).reshape([N, D]), o, is_async=True)
                 _give_turn((ME + 1) % WGS)
                 s = warpgroup_mma_wait(1, deps=[s_later])
@@ -216,7 +202,6 @@ def _consume(out, scale, shared, barriers, shape, ME: gl.constexpr, CAUSAL: gl.c
                 top = higher
                 p = gl.exp2(s * scale - (top * scale)[:, None])
                 total = total * gl.convert_layout(shrink, part)[:, None] + _partial_sum(p, N)
-                total = gl.inline_asm_elementwise(PIN, "=f,=f,=f,=f,f,f,f,f", [total], gl.float32, False, 4)
 
                 o = warpgroup_mma_wait(0, deps=[o_later])
                 mbarrier.arrive(free.index(slot), count=1)
@@ -233,18 +218,20 @@ def _consume(out, scale, shared, barriers, shape, ME: gl.constexpr, CAUSAL: gl.c
             mbarrier.arrive(free.index(slot), count=1)
             slot, phase = _next(slot, phase, STAGES)
             o = o * gl.convert_layout(1.0 / gl.sum(total, 1), o_row)[:, None]
-            to = at + gl.arange(0, ROWS, o_row)
-            columns = gl.arange(0, D, gl.SliceLayout(0, o_layout))
-            where = out + head.to(gl.int64) * queries * D + to[:, None] * D + columns[None, :]
-            gl.store(where, o.to(dtype), mask=(to < queries)[:, None])
+            tma.store_wait(0)  # the last tile's rows have left the buffer
+            results.index(ME).reshape([ROWS, D]).store(o.to(dtype))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out, [head, at, 0], results.index(ME))
+    tma.store_wait(0)
 
 
 @gluon.jit
 def attention_gluon_kernel(q, k, v, out, tiles, rows, queries, keys, scale, WGS: gl.constexpr, STAGES: gl.constexpr,
                            REGISTERS: gl.constexpr, CAUSAL: gl.constexpr):  # fmt: skip
-    """q, k, v: descriptors of (batch * heads, tokens, D); out: pointer; tiles: heads times blocks of rows."""
+    """q, k, v, out: descriptors of (batch * heads, tokens, D); tiles: heads times blocks of rows."""
     queries_in = gl.allocate_shared_memory(q.dtype, [WGS] + q.block_type.shape, q.layout)
     ring = gl.allocate_shared_memory(k.dtype, [STAGES] + k.block_type.shape, k.layout)
+    results = gl.allocate_shared_memory(q.dtype, [WGS] + q.block_type.shape, q.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [WGS, 1], mbarrier.MBarrierLayout())
     q_free = gl.allocate_shared_memory(gl.int64, [WGS, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -255,7 +242,7 @@ def attention_gluon_kernel(q, k, v, out, tiles, rows, queries, keys, scale, WGS:
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(free.index(i), count=WGS)
-    shared = (queries_in, ring)
+    shared = (queries_in, ring, results)
     barriers = (q_full, q_free, full, free)
     shape = (tiles, rows, queries, keys)
     if WGS == 2:
@@ -318,17 +305,17 @@ def attention_gluon(q, k, v, causal=False):
     config = dict(GLUON_CONFIGS[D, bool(causal)])
     keys_a_tile = config.pop("N")
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
-    q3, k3, v3 = (
-        TensorDescriptor.from_tensor(x.view(B * H, -1, D), [1, rows, D], layout)
-        for x, rows in ((q, ROWS.value), (k, keys_a_tile), (v, keys_a_tile))
-    )
     out = torch.empty_like(q)
+    q3, k3, v3, out3 = (
+        TensorDescriptor.from_tensor(x.view(B * H, -1, D), [1, height, D], layout)
+        for x, height in ((q, ROWS.value), (k, keys_a_tile), (v, keys_a_tile), (out, ROWS.value))
+    )
     rows = triton.cdiv(T, ROWS.value * config["WGS"])
     tiles = B * H * rows
     grid = (min(tiles, torch.cuda.get_device_properties(q.device).multi_processor_count),)
     scale = 1.4426950408889634 / D**0.5  # log2(e): exp(x) is exp2(x * log2(e))
     with torch.cuda.device(q.device):
         attention_gluon_kernel[grid](
-            q3, k3, v3, out, tiles, rows, T, S, scale, CAUSAL=bool(causal), num_warps=4, **config
+            q3, k3, v3, out3, tiles, rows, T, S, scale, CAUSAL=bool(causal), num_warps=4, **config
         )
     return out
