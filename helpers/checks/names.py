@@ -119,6 +119,8 @@ def namespaces(exercise: Exercise) -> dict[str, Rule]:
                 abs ceil cos div_rn erf exp exp2 fdiv floor fma log log2 rsqrt sin sqrt sqrt_rn umulhi
             """),
             "triton.language.extra": frozenset(),
+            "triton.tools": frozenset(),
+            "triton.tools.tensor_descriptor": _words("TensorDescriptor"),
             "triton.language.extra.cuda": _words("globaltimer num_threads num_warps smid"),
             "triton.language.extra.cuda.libdevice": is_function,
             "triton.language.extra.libdevice": is_function,
