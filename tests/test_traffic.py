@@ -1,5 +1,8 @@
 """Bytes by arithmetic and by counting requests; what needs hardware counters is lesson 01's to show."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 import triton
@@ -32,6 +35,31 @@ def test_requests_count_unmasked_lanes_only_and_every_load():
 def test_counters_are_refused_in_cpu_mode_with_a_sentence():
     with pytest.raises(machine.NotReady, match="DRAM counters are a GPU's"):
         traffic.measured(test_least_counts_each_tensor_once_by_its_own_element_size)
+
+
+def test_values_that_are_given_replace_the_notebooks(monkeypatch, tmp_path):
+    scripts = []
+
+    def profiled(command, **_):
+        scripts.append(Path(command[-1]).read_text())
+        names = f'"ID","{traffic.READ}","{traffic.WRITTEN}"'
+        return SimpleNamespace(stdout=f'{names}\n"","byte","byte"\n"0","1,024","64"\n', stderr="")
+
+    def tile():
+        pass
+
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    monkeypatch.setattr(machine, "cache", lambda name: tmp_path)
+    monkeypatch.setattr(traffic, "find", lambda: "ncu")
+    monkeypatch.setattr(traffic.source, "live", lambda *names: "CASE = (1, 2)\n\n\ndef tile():\n    print(CASE)\n")
+    monkeypatch.setattr(traffic.child, "command", profiled)
+    counted = traffic.measured(tile, given={"CASE": (4096, "fp16")})
+    assert counted["tile"] == traffic.Bytes(1024, 64)
+    code = scripts[0]
+    assert code.index("CASE = (1, 2)") < code.index("CASE = (4096, 'fp16')") < code.index("_functions, _repeats")
+    traffic.measured(tile, given={"CASE": (4096, "fp16")})  # out of the cache
+    traffic.measured(tile, given={"CASE": (8192, "fp16")})
+    assert len(scripts) == 2
 
 
 def test_a_profile_is_split_into_calls_at_the_marker_kernel():
