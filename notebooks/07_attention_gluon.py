@@ -88,7 +88,7 @@ def _produce(q, k, v, shared, barriers, shape, CAUSAL: gl.constexpr):
     """One warp: copies Q, and K and V in the order in which the consumers use them, K one block ahead of V."""
     queries_in, ring, results = shared
     q_full, q_free, full, free = barriers
-    tiles, rows, queries, keys = shape
+    tiles, rows, keys = shape
     WGS: gl.constexpr = queries_in.shape[0]
     N: gl.constexpr = ring.shape[2]
     slot = 0
@@ -138,7 +138,7 @@ def _consume(out, scale, shared, barriers, shape, ME: gl.constexpr, CAUSAL: gl.c
     """Warpgroup ME: 64 query rows of each tile against all keys."""
     queries_in, ring, results = shared
     q_full, q_free, full, free = barriers
-    tiles, rows, queries, keys = shape
+    tiles, rows, keys = shape
     WGS: gl.constexpr = queries_in.shape[0]
     STAGES: gl.constexpr = ring.shape[0]
     N: gl.constexpr = ring.shape[2]
@@ -225,8 +225,8 @@ def _consume(out, scale, shared, barriers, shape, ME: gl.constexpr, CAUSAL: gl.c
     tma.store_wait(0)
 
 
-@gluon.jit
-def attention_gluon_kernel(q, k, v, out, tiles, rows, queries, keys, scale, WGS: gl.constexpr, STAGES: gl.constexpr,
+@gluon.jit(do_not_specialize=["tiles", "rows", "keys"])  # one compilation for all lengths
+def attention_gluon_kernel(q, k, v, out, tiles, rows, keys, scale, WGS: gl.constexpr, STAGES: gl.constexpr,
                            REGISTERS: gl.constexpr, CAUSAL: gl.constexpr):  # fmt: skip
     """q, k, v, out: descriptors of (batch * heads, tokens, D); tiles: heads times blocks of rows."""
     queries_in = gl.allocate_shared_memory(q.dtype, [WGS] + q.block_type.shape, q.layout)
@@ -244,7 +244,7 @@ def attention_gluon_kernel(q, k, v, out, tiles, rows, queries, keys, scale, WGS:
         mbarrier.init(free.index(i), count=WGS)
     shared = (queries_in, ring, results)
     barriers = (q_full, q_free, full, free)
-    shape = (tiles, rows, queries, keys)
+    shape = (tiles, rows, keys)
     if WGS == 2:
         gl.warp_specialize(
             [
@@ -316,6 +316,6 @@ def attention_gluon(q, k, v, causal=False):
     scale = 1.4426950408889634 / D**0.5  # log2(e): exp(x) is exp2(x * log2(e))
     with torch.cuda.device(q.device):
         attention_gluon_kernel[grid](
-            q3, k3, v3, out3, tiles, rows, T, S, scale, CAUSAL=bool(causal), num_warps=4, **config
+            q3, k3, v3, out3, tiles, rows, S, scale, CAUSAL=bool(causal), num_warps=4, **config
         )
     return out
