@@ -284,8 +284,6 @@ def attention_gluon(q, k, v, causal=False):
     q (B, H, T, D), k and v (B, H, S, D): float16 or bfloat16, contiguous, D 64 or 128, any T and S; causal needs
     T == S. Returns (B, H, T, D) in the same dtype. Raises ValueError, with a sentence, for anything else.
     """
-    if not q.is_cuda or torch.cuda.get_device_capability(q.device) != (9, 0):
-        raise ValueError(f"This kernel is written for Hopper GPUs (sm_90); q is on {q.device}.")
     if q.dtype not in (torch.float16, torch.bfloat16) or {k.dtype, v.dtype} != {q.dtype}:
         raise ValueError(f"q, k and v must all be float16 or all bfloat16, not {q.dtype}, {k.dtype}, {v.dtype}.")
     if q.ndim != 4 or k.shape != v.shape or k.ndim != 4 or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
@@ -302,6 +300,8 @@ def attention_gluon(q, k, v, causal=False):
         raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device}, {v.device}.")
     if not all(x.is_contiguous() and x.data_ptr() % 16 == 0 for x in (q, k, v)):
         raise ValueError("q, k and v must be contiguous and start at a multiple of 16 bytes: clone() makes them so.")
+    if not q.is_cuda or torch.cuda.get_device_capability(q.device) != (9, 0):
+        raise ValueError(f"This kernel is written for Hopper GPUs (sm_90) alone; q is on {q.device}.")
     config = dict(GLUON_CONFIGS[D, bool(causal)])
     keys_a_tile = config.pop("N")
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)
