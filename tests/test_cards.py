@@ -31,14 +31,6 @@ def heads(tokens, dim, count=16, batch=1):
     return half(batch, count, tokens, dim)
 
 
-THIN = (
-    (16, 4096, 4096),
-    (16, 16384, 4096),
-    (64, 28672, 8192),
-    (128, 8192, 8192),
-    (256, 4096, 4096),
-    (512, 16384, 4096),
-)
 LAUNCHES: dict[str, list[tuple[str, Callable]]] = {
     "05_triton_first_kernels": [
         ("add", lambda m: m.add(half(1 << 24), half(1 << 24))),
@@ -49,20 +41,18 @@ LAUNCHES: dict[str, list[tuple[str, Callable]]] = {
     "06_triton_matmul": [
         ("naive", lambda m: m.naive(half(4096, 4096), half(4096, 4096))),
         ("LADDER", lambda m: [m.LADDER[n](half(4096, 4096), half(4096, 4096)) for n in m.LADDER if n != "cublas"]),
-        ("linear_gelu", lambda m: [m.linear_gelu(half(16384, 1024), half(4096, 1024), half(4096), f)
-                                   for f in ("tanh", "erf")]),
-        ("gelu_alone", lambda m: [m.gelu_alone(x, f) for x in (half(1 << 26), half(1 << 26).float()[:1 << 20])
-                                  for f in ("tanh", "erf")]),
-        ("thin", lambda m: [m.thin(half(M, K), half(N, K)) for M, N, K in THIN]),
+        ("linear_gelu", lambda m: m.linear_gelu(half(16384, 1024), half(4096, 1024), half(4096))),
+        ("gelu_alone", lambda m: m.gelu_alone(half(1 << 26), "erf")),
+        ("thin", lambda m: [m.thin(half(M, 8192), half(8192, 8192)) for M in (16, 32, 512)]),
         ("tuned SPACE", lambda m: m.tuned(m.SPACE, None)[0](half(4096, 4096), half(4096, 4096))),
         ("tuned SPACE prune", lambda m: m.tuned(m.SPACE, None, prune_configs_by={"early_config_prune": m.prune})[0](
             half(4096, 4096), half(4096, 4096))),
     ],
     "07_triton_attention": [
-        ("flash", lambda m: [m.flash(*[heads(4096, d)] * 3, causal) for d in (64, 128, 256) for causal in (0, 1)]),
-        ("attention", lambda m: [m.attention(*[heads(4096, d)] * 3, causal) for d in (64, 128) for causal in (0, 1)]),
-        ("packed", lambda m: [m.packed(*[half(8192, 16, d)] * 3, torch.tensor([0, 4096, 8192], dtype=torch.int32), 4096)
-                              for d in (64, 128)]),
+        ("flash attention", lambda m: [call(*[heads(4096, d)] * 3, True) for call in (m.flash, m.attention)
+                                       for d in (64, 128)]),
+        ("flash", lambda m: m.flash(*[heads(4096, 256)] * 3)),
+        ("packed", lambda m: m.packed(*[half(8192, 16, 128)] * 3, torch.tensor([0, 4096, 8192]).int(), 4096)),
         ("decode", lambda m: m.decode(half(16, 32, 128), *[heads(32768, 128, 8, 16)] * 2, torch.full((16,), 9))),
         ("selective_scan", lambda m: m.selective_scan(half(1, 4096, 2048), half(1, 4096, 2048), torch.empty(16, 2048),
                                                       *[torch.empty(1, 4096, 16)] * 2, torch.empty(2048))),
