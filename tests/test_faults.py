@@ -21,9 +21,9 @@ import torch
 from jupyter_client.manager import KernelManager
 
 from helpers import ROOT, child, machine, notebooks
-from helpers.checks import Verdict, judge, rules
+from helpers.checks import Verdict, judge, rules, sanitizer
 from helpers.checks.findings import raised
-from helpers.checks.judge import Stopped
+from helpers.checks.judge import Stopped, Trial
 from helpers.exercises import every
 from tests.answers import edited, solved
 from tests.test_child import running
@@ -450,3 +450,24 @@ def test_run_all_goes_on_to_the_end_of_a_hostile_notebook(tmp_path):
         assert f"{fault.exercise}: {'' if fault.kind == 'passed' else 'not yet: '}{fault.kind}" in said, (fault, said)
     assert "✔ masked-add: passed" in shown[-1], shown[-1]
     assert running(DAEMON) == []
+
+
+@pytest.mark.parametrize(
+    ("counted", "kind", "said"),
+    [
+        ([10**10], "too-many-bytes", "The GPU read 10,000,000,000 bytes from its memory"),
+        ([10**8], None, "bytes from the GPU's memory"),
+        (machine.NotReady("This account may not read the GPU's hardware counters."), None, "may not read"),
+    ],
+)
+def test_bytes_from_a_gpus_memory_are_held_against_the_limit(counted, kind, said, monkeypatch):
+    def bytes_read(job, blobs):
+        if isinstance(counted, Exception):
+            raise counted
+        return counted
+
+    monkeypatch.setattr(sanitizer, "bytes_read", bytes_read)
+    trial = Trial(every()["grouped-launch"], solved("grouped-launch"), 1, 10)
+    found = trial.few_bytes()
+    assert [f.kind for f in found] == [kind] * bool(kind)
+    assert said in "".join([*(f.message for f in found), *trial.checked, *trial.unchecked])

@@ -157,7 +157,7 @@ class Trial:
                 worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory"))
                 if worth and self.exercise.made_of in ("triton", "cuda"):
                     findings += caught("compute-sanitizer", self.sanitized())
-            if not findings and any(limit.fact == "dram_bytes" for limit in self.exercise.limits):
+            if not findings and any(limit.inputs for limit in self.exercise.limits):
                 findings = caught("counts", self.few_bytes())
             if not findings and self.exercise.speed:
                 findings = caught("timer", self.fast_enough())
@@ -396,8 +396,9 @@ class Trial:
         return []
 
     def few_bytes(self) -> list[Finding]:
-        """What the cases of mode "gpu" read from the GPU's memory, by its counters, against the exercise's limit."""
-        cases = [(i, case) for i, case in self.cases("gpu") if case.mode == "gpu"]
+        """What large calls read from the GPU's memory, by its counters, against the exercise's limits."""
+        large = [Case("bytes from memory", limit.inputs) for limit in self.exercise.limits if limit.inputs]
+        cases = list(enumerate(large, len(self.exercise.cases) + 1))
         try:
             with locks.exclusive("bytes from memory, under Nsight Compute"):
                 read = sanitizer.bytes_read(*self.job("gpu", cases))

@@ -121,7 +121,7 @@ class Limit:
     programs load, summed over the waves. cuda also "bank_ways", the worst of its shared accesses (1.0: no conflict;
     0.0: there are none). torch: "launches" (operators that launch something) and "bytes" that these must move. What
     `drive` returns as facts counts too. Both modes count all this on the CPU, so exactly. And "dram_bytes", triton and
-    cuda: what the calls of the cases of mode "gpu" read from memory, by a GPU's counters where they may be read.
+    cuda: what a call with `inputs` (as in Case, large) reads from memory, by a GPU's counters where they may be read.
     most, wave: called with the case's inputs. kind: of the finding. says: one sentence with {fact}, {most} and, if it
     likes, {operators}: the PyTorch operators that launched something.
     """
@@ -131,6 +131,7 @@ class Limit:
     kind: str
     says: str
     wave: Callable[..., int] | None = None
+    inputs: Callable[[Draw], tuple] | None = None
 
 
 @dataclass(frozen=True)

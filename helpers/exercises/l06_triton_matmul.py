@@ -396,7 +396,7 @@ GROUPED_LAUNCH = Exercise(
         Case("more programs at a time than tiles", _in_tiles(50, 60, 16, wave=500)),
         Case("small integers, compared exactly", _in_tiles(100, 40, 40, 32, 16, 8), kind="integers", exact=True),
         Case("sizes, tiles and waves that nobody knows before", _tiles_nobody_knows),
-        Case("2048 × 65536 × 1024", _in_tiles(2048, 65536, 1024, 128, 128, 264), mode="gpu"),
+        Case("1000 × 1100 × 700", _in_tiles(1000, 1100, 700, 64, 128, 132), mode="gpu"),
     ),
     limits=(
         Limit(
@@ -411,7 +411,9 @@ GROUPED_LAUNCH = Exercise(
             "dram_bytes",
             lambda *inputs: 2 * good_wave_bytes(*inputs),
             "too-many-bytes",
-            "The GPU read {fact} bytes from its memory, by its own counters; in a good order, {most} are enough.",
+            "The GPU read {fact} bytes from its memory for 2048 × 65536 × 1024, by its own counters; in a good order, "
+            "{most} are enough.",
+            inputs=_in_tiles(2048, 65536, 1024, 128, 128, 264),
         ),
     ),
     hints=(
