@@ -358,7 +358,7 @@ def _in_tiles(m, n, k, block_m=16, block_n=16, wave=16):
 
 def _tiles_nobody_knows(draw):
     block_m, block_n = draw.random.choice([(16, 16), (16, 32), (32, 16), (16, 64)])
-    m, n = block_m * draw.integer(5, 6) - draw.integer(0, 15), block_n * draw.integer(5, 6) - draw.integer(0, 15)
+    m, n = block_m * draw.integer(5, 6) - draw.integer(0, 15), block_n * draw.integer(4, 5) - draw.integer(0, 15)
     return draw(m, 16, dtype=HALF), draw(16, n, dtype=HALF), block_m, block_n, draw.integer(9, 16)
 
 
@@ -384,10 +384,10 @@ GROUPED_LAUNCH = Exercise(
     judge=_judge_grouped,
     cases=(
         Case("sizes that end inside a tile", _in_tiles(70, 85, 37, wave=9), seen=True),
-        Case("8 × 8 square tiles, 16 at a time", _in_tiles(128, 128, 16), seen=True),
+        Case("6 × 6 square tiles, 9 at a time", _in_tiles(96, 96, 16, wave=9), seen=True),
         Case("tiles four times as wide as high", _in_tiles(128, 256, 16, 16, 64)),
         Case("tiles four times as high as wide", _in_tiles(256, 128, 16, 64, 16)),
-        Case("the last group is one row of tiles", _in_tiles(112, 96, 20, wave=9)),
+        Case("the last group is one row of tiles", _in_tiles(64, 96, 20, wave=9)),
         Case("one row of tiles", _in_tiles(16, 130, 33)),
         Case("one column of tiles", _in_tiles(130, 9, 17)),
         Case("a single tile", _in_tiles(5, 7, 11)),
