@@ -34,7 +34,10 @@ def launch(prediction, measured=None, title: str = "", source=None) -> show.Pict
                 end += part / scale
         if name == "measured" and known(parts[0]):  # the counters do not tell A from B
             right.barh(y, parts[0] / scale, 0.62, color="0.75", edgecolor="white", label="A and B read")
-        said = number(end) if known(parts[0]) else MISSING
+        if name == "measured" and not known(parts[2]):
+            said = f"{number(parts[0] / scale)} read" if known(parts[0]) else MISSING
+        else:
+            said = number(end)
         right.annotate(said, (end, y), (5, 0), textcoords="offset points", va="center", fontsize=9)
     widest = max(sum(filter(known, parts)) for _, parts in rows) / scale
     right.set_yticks(range(len(rows)), [name for name, _ in rows])
