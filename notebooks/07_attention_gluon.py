@@ -1,25 +1,30 @@
 """Attention for Hopper in Gluon: what tile-level Triton cannot say, said.
 
-The arithmetic is the lesson's online softmax. Two thirds of the work is to keep the tensor cores busy while the
-exponentials, which they cannot do, are computed. Triton's compiler decides layouts, shared memory and order by itself
-and gives every warp the same program; in Gluon all of it is written down:
+The arithmetic is the lesson's online softmax. The rest keeps the tensor cores busy while exponentials, which they
+cannot compute, are computed. Triton's compiler chooses layouts, shared memory and order, and gives every warp the
+same program; in Gluon all of it is written down:
 
-* **One program, three roles.** Two consumer warpgroups (four warps each; three for head dimension 64) own 64 query
-  rows each. One more warp, the producer, only starts copies: 24 registers a thread are enough for it, and the
+* **One program, three roles.** Two consumer warpgroups (four warps each; three of them for head dimension 64) own 64
+  query rows each. One more warp, the producer, only starts copies: 24 registers a thread are enough for it, and the
   consumers get what it leaves.
 * **A ring of tiles.** The copy engine (TMA) writes K and V tiles into a ring in shared memory and ticks an mbarrier
   when a tile has landed; the consumers tick another when it may be overwritten. The producer runs ahead as far as the
-  ring is long, also into the next tile of rows: the grid is persistent. The engine fills zeros beyond the last row.
-* **Two products in flight.** A warpgroup issues S = Q K^T of block j+1, then O += P V of block j, and waits for the
-  first only: the softmax of block j+1 runs while the tensor cores still do P V of block j.
-* **P stays in registers.** The accumulator layout of S is the operand layout of P, but for the type.
-* **Taking turns.** Named barriers let one warpgroup at a time issue its products, so one computes exponentials while
-  another multiplies.
+  ring is long, also into the next tile of rows, for the grid is persistent. The engine fills zeros beyond the last
+  key and stores no row beyond the last query.
+* **Two products at a time.** A warpgroup issues S = Q Kᵀ of block j+1 and, behind it, O += P V of block j. Neither
+  needs the other, so the tensor cores go from one to the next without a pause.
+* **Taking turns.** Named barriers let one warpgroup at a time issue its two products; while they run, the others
+  compute maxima and exponentials. Without turns nothing keeps them from computing exponentials at the same time.
+* **P stays in registers.** The layout of S as an accumulator is that of P as an operand, once it is rounded.
 * **Little arithmetic an element.** The softmax works in base 2 with the scale folded in, one multiply-add an element;
-  the row sums stay spread over four threads until the end.
+  row sums stay spread over four threads until the end.
 * **Causal.** Blocks beyond the diagonal are never loaded. Blocks are taken from the last to the first, so only the
-  first one needs a mask, and the loop has none. Long rows of blocks start first, and every second turn
-  runs through the programs backwards: each of them gets the same work.
+  first one needs a mask, and the loop has none.
+
+Tried on an H200, and slower: one role of eight warps instead of two of four (both warpgroups compute exponentials at
+the same time); no turns; a program for each tile instead of a persistent grid; keeping the exponentials between the
+two waits against the assembler's wish; leaving out the rescaling of O where no maximum rises; a polynomial for a
+share of the exponentials; three warpgroups with 64 keys a tile for head dimension 128, four for 64.
 """
 
 import torch
@@ -184,7 +189,7 @@ def _consume(out, scale, shared, barriers, shape, ME: gl.constexpr, CAUSAL: gl.c
             o = gl.full([ROWS, D], 0.0, gl.float32, o_layout)
 
             for _ in range(1, blocks):
-                # issue S of this block and P V of the block before it, then wait for S alone
+                # S of this block and P V of the block before it, both queued while this warpgroup has its turn
                 k_slot = slot
                 mbarrier.wait(full.index(k_slot), phase)
                 slot, phase = _next(slot, phase, STAGES)
