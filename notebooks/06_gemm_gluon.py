@@ -317,8 +317,8 @@ def output(x, w):
         raise ValueError(f"x (M, K) and w (N, K) must share K, not {tuple(x.shape)} and {tuple(w.shape)}")
     if x.dtype != torch.float16 or w.dtype != torch.float16:
         raise ValueError(f"both float16, not {x.dtype} and {w.dtype}")
-    if torch.cuda.get_device_capability(x.device) != (9, 0):
-        raise ValueError("these kernels use wgmma, which only compute capability 9.0 has")
+    if not x.is_cuda or torch.cuda.get_device_capability(x.device) != (9, 0):
+        raise ValueError("these kernels use wgmma, which only GPUs of compute capability 9.0 have")
     out = torch.empty((x.shape[0], w.shape[0]), device=x.device, dtype=x.dtype)
     for t in (x, w, out):
         if not t.numel() or t.stride(1) != 1 or t.stride(0) % 8 or t.data_ptr() % 16:
