@@ -259,7 +259,7 @@ def shared_limit(arch: str = "") -> int:
 
     The lesson's kernels choose their tiles by it. Raises ValueError for an architecture that is not in `SHARED_KB`.
     """
-    if not arch and here().shared_bytes_per_block:
+    if arch in ("", here().arch) and here().shared_bytes_per_block:
         return here().shared_bytes_per_block
     arch = arch or here().arch
     if arch not in SHARED_KB:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from helpers import ROOT, machine, reveal, source
+from helpers.checks import judge
 from helpers.exercises import Draw, every
 from helpers.stage.watching import _to_compile
 from tests.answers import solved
@@ -159,6 +160,13 @@ def test_what_does_not_fit_is_found(monkeypatch):
     assert not wrong(lambda m: m.product(x, o, True), "sm_86") and machine.here().mode == "cpu"
     assert not wrong(lambda m: m.tuned(x, o, [(128, 256, 64), (64, 64, 32)]), "sm_86")
     assert len(wrong(lambda m: m.tuned(x, o, [(128, 256, 64), (128, 256, 128)]), "sm_86")) == 2
+
+
+def test_an_answer_that_no_gpu_could_launch_is_told_in_cpu_mode(monkeypatch):
+    monkeypatch.setitem(machine.SHARED_KB, "sm_90", 1)
+    verdict = judge(every()["k-loop"], solved("k-loop"), seed=1)
+    assert verdict.kind == "compile" and verdict.passed is False
+    assert "KB of shared memory, and sm_90 has 1. Take smaller blocks" in verdict.findings[0].message
 
 
 @pytest.mark.slow

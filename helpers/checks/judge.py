@@ -380,7 +380,7 @@ class Trial:
                     Finding("compile", f"{said}: pass tensors, numbers, and as constants also texts and tl's types.")
                 ]
             try:
-                reveal.compiled(
+                made = reveal.compiled(
                     self.text,
                     launch["kernel"],
                     launch["types"],
@@ -391,6 +391,13 @@ class Trial:
                 )
             except (reveal.CompileFailed, TypeError) as refused:
                 return [Finding("compile", f"The interpreter runs it, a GPU's compiler refuses it. {refused}")]
+            if not made.fits:
+                takes, limit = made.shared_bytes >> 10, machine.shared_limit(made.arch) >> 10
+                said = (
+                    f"The interpreter runs it, a GPU cannot launch it: a program of `{made.name}` takes {takes} KB of "
+                )
+                said += f"shared memory, and {made.arch} has {limit}. Take smaller blocks, or fewer stages."
+                return [Finding("compile", said)]
         if launches:
             self.checked.append(f"compiled for {machine.here().arch}")
         return []
