@@ -455,8 +455,8 @@ def test_run_all_goes_on_to_the_end_of_a_hostile_notebook(tmp_path):
 @pytest.mark.parametrize(
     ("counted", "kind", "said"),
     [
-        ([10**10], "too-many-bytes", "The GPU read 10,000,000,000 bytes from its memory"),
-        ([10**8], None, "bytes from the GPU's memory"),
+        ([10**8, 10**10], "too-many-bytes", "The GPU read 10,000,000,000 bytes from its memory"),
+        ([10**8, 10**8], None, "bytes from the GPU's memory"),
         (machine.NotReady("This account may not read the GPU's hardware counters."), None, "may not read"),
     ],
 )

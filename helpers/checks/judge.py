@@ -404,7 +404,7 @@ class Trial:
 
     def few_bytes(self) -> list[Finding]:
         """What large calls read from the GPU's memory, by its counters, against the exercise's limits."""
-        large = [Case("bytes from memory", limit.inputs) for limit in self.exercise.limits if limit.inputs]
+        large = [Case("a large call", limit.inputs) for limit in self.exercise.limits if limit.inputs]
         cases = list(enumerate(large, len(self.exercise.cases) + 1))
         try:
             with locks.exclusive("bytes from memory, under Nsight Compute"):

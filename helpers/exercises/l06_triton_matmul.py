@@ -387,7 +387,7 @@ GROUPED_LAUNCH = Exercise(
         Case("6 × 6 square tiles, 9 at a time", _in_tiles(96, 96, 16, wave=9), seen=True),
         Case("tiles four times as wide as high", _in_tiles(128, 256, 16, 16, 64)),
         Case("tiles four times as high as wide", _in_tiles(256, 128, 16, 64, 16)),
-        Case("the last group is one row of tiles", _in_tiles(64, 96, 20, wave=9)),
+        Case("the last group is one column of tiles", _in_tiles(96, 64, 20, wave=9)),
         Case("one row of tiles", _in_tiles(16, 130, 33)),
         Case("one column of tiles", _in_tiles(130, 9, 17)),
         Case("a single tile", _in_tiles(5, 7, 11)),
@@ -407,33 +407,35 @@ GROUPED_LAUNCH = Exercise(
             "good order, {most} are enough.",
             wave=lambda a, b, block_m, block_n, wave: wave,
         ),
-        Limit(
-            "dram_bytes",
-            lambda *inputs: 2 * good_wave_bytes(*inputs),
-            "too-many-bytes",
-            "The GPU read {fact} bytes from its memory for 2048 × 65536 × 1024, by its own counters; in a good order, "
-            "{most} are enough.",
-            inputs=_in_tiles(2048, 65536, 1024, 128, 128, 264),
+        *(
+            Limit(
+                "dram_bytes",
+                lambda *inputs: 2 * good_wave_bytes(*inputs),
+                "too-many-bytes",
+                "The GPU read {fact} bytes from its memory, by its own counters; in a good order, {most} are enough.",
+                inputs=_in_tiles(m, n, 1024, 128, 128, 264),
+            )
+            for m, n in ((2048, 65536), (65536, 2048))  # one is hard for rows of tiles, the other for columns
         ),
     ),
     hints=(
         "Draw the tiles and mark those that one wave takes. How many strips of a does it need, how many of b, and how "
-        "many elements has each? Then stretch the marked area: fewer rows, more columns.",
+        "many elements has each? Then stretch the marked area: fewer columns, more rows.",
         "A wave that covers h rows and w columns of tiles loads h · block_m rows of a and w · block_n columns of b; "
-        "h · w is the size of the wave. The sum is least where both parts are equal. For the order: cut the rows of "
-        "tiles into groups of h; walk a group column by column; the last group may be lower.",
-        "h = √(wave · block_n / block_m), a whole number, at least 1. first = program // (h · tiles_n) · h; height = "
-        "min(h, tiles_m - first); place = program % (h · tiles_n); tile row = first + place % height; tile column = "
-        "place // height.",
+        "h · w is the size of the wave. The sum is least where both parts are equal. For the order: cut the columns of "
+        "tiles into groups of w; walk a group row by row; the last group may be narrower.",
+        "w = √(wave · block_m / block_n), a whole number, at least 1. first = program // (w · tiles_m) · w; width = "
+        "min(w, tiles_n - first); place = program % (w · tiles_m); tile row = place // width; tile column = first + "
+        "place % width.",
     ),
     hints_for={
         "too-many-bytes": (
-            "Is the group as high as its tiles and the wave ask for? Work out h · block_m + w · block_n for h one "
-            "lower and one higher.",
+            "Is the group as wide as its tiles and the wave ask for? Work out h · block_m + w · block_n for w one less "
+            "and one more.",
             "Where tiles are four times as wide as high, a square of tiles is no square of elements.",
         ),
         "unwritten": (
-            "Some tile has no program, and another has two. Follow the last group, which may have fewer rows.",
+            "Some tile has no program, and another has two. Follow the last group, which may have fewer columns.",
         ),
     },
     seconds=20,
