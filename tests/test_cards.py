@@ -100,11 +100,6 @@ def launched(call: Callable, text: str, arch: str, monkeypatch) -> list[list[dic
     return found
 
 
-def compiled(text: str, launch: dict, arch: str) -> reveal.Compiled:
-    options = launch["num_warps"], launch["num_stages"]
-    return reveal.compiled(text, launch["kernel"], launch["types"], launch["constants"], arch, *options)
-
-
 def too_large(text: str, launches: list[list[dict]], arch: str) -> list[str]:
     """What does not fit: a launch where none of its alternatives does."""
     wrong, seen = [], set()
@@ -113,13 +108,17 @@ def too_large(text: str, launches: list[list[dict]], arch: str) -> list[str]:
         if key in seen:
             continue
         seen.add(key)
-        made = []
+        takes = []
         for launch in alternatives:
-            made.append((launch, compiled(text, launch, arch)))
-            if made[-1][1].fits:
+            options = launch["num_warps"], launch["num_stages"]
+            takes.append(
+                reveal.shared_bytes(text, launch["kernel"], launch["types"], launch["constants"], arch, *options)
+            )
+            if takes[-1] <= machine.shared_limit(arch):
                 break
         else:
-            wrong += [f"{launch['kernel']} {launch['constants']} takes {c.shared_bytes} bytes" for launch, c in made]
+            wrong += [f"{launch['kernel']} {launch['constants']} takes {n} bytes"
+                      for launch, n in zip(alternatives, takes, strict=True)]  # fmt: skip
     return wrong
 
 

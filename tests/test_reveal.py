@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from helpers import reveal
+from helpers import reveal, source
 
 
 @triton.jit
@@ -118,6 +118,15 @@ def test_a_kernel_may_want_more_shared_memory_than_a_card_has():
     big = reveal.triton(tiled, TILED, {"B": 128}, "sm_86", num_warps=8, num_stages=5)
     assert big.shared_bytes > 99 * 1024 and not big.fits
     assert reveal.triton(tiled, TILED, {"B": 128}, "sm_86", num_warps=8, num_stages=3).fits
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "gfx942"])
+def test_shared_memory_alone_is_the_same_and_quicker(arch):
+    text, constants = source.file(__file__, "tiled"), {"B": "128"}
+    alone = reveal.shared_bytes(text, "tiled", TILED, constants, arch, 8, 3)
+    assert alone == reveal.compiled(text, "tiled", TILED, constants, arch, 8, 3).shared_bytes > 0
+    with pytest.raises(reveal.CompileFailed, match="power of 2"):
+        reveal.shared_bytes(text, "tiled", TILED, {"B": "100"}, arch, 8, 3)
 
 
 def test_tensor_descriptors_by_type_and_by_example():
