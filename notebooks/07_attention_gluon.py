@@ -10,7 +10,7 @@ same program; in Gluon all of it is written down:
 * **A ring of tiles.** The copy engine (TMA) writes K and V tiles into a ring in shared memory and ticks an mbarrier
   when a tile has landed; the consumers tick another when it may be overwritten. The producer runs ahead as far as the
   ring is long, also into the next tile of rows, for the grid is persistent. The engine fills zeros beyond the last
-  key and stores no row beyond the last query.
+  key.
 * **Two products at a time.** A warpgroup issues S = Q Kᵀ of block j+1 and, behind it, O += P V of block j. Neither
   needs the other, so the tensor cores go from one to the next without a pause.
 * **Taking turns.** Named barriers let one warpgroup at a time issue its two products; while they run, the others
@@ -93,7 +93,7 @@ def _produce(q, k, v, shared, barriers, shape, CAUSAL: gl.constexpr):
     """One warp: copies Q, and K and V in the order in which the consumers use them, K one block ahead of V."""
     queries_in, ring, results = shared
     q_full, q_free, full, free = barriers
-    tiles, rows, keys = shape
+    tiles, rows, queries, keys = shape
     WGS: gl.constexpr = queries_in.shape[0]
     N: gl.constexpr = ring.shape[2]
     slot = 0
@@ -139,11 +139,11 @@ def _partial_sum(p, N: gl.constexpr):
 
 
 @gluon.jit
-def _consume(out, scale, shared, barriers, shape, ME: gl.constexpr, CAUSAL: gl.constexpr):
+def _consume(out, scale, shared, barriers, shape, ME: gl.constexpr, ENGINE: gl.constexpr, CAUSAL: gl.constexpr):
     """Warpgroup ME: 64 query rows of each tile against all keys."""
     queries_in, ring, results = shared
     q_full, q_free, full, free = barriers
-    tiles, rows, keys = shape
+    tiles, rows, queries, keys = shape
     WGS: gl.constexpr = queries_in.shape[0]
     STAGES: gl.constexpr = ring.shape[0]
     N: gl.constexpr = ring.shape[2]
@@ -223,20 +223,26 @@ def _consume(out, scale, shared, barriers, shape, ME: gl.constexpr, CAUSAL: gl.c
             mbarrier.arrive(free.index(slot), count=1)
             slot, phase = _next(slot, phase, STAGES)
             o = o * gl.convert_layout(1.0 / gl.sum(total, 1), o_row)[:, None]
-            tma.store_wait(0)  # the last tile's rows have left the buffer
-            results.index(ME).reshape([ROWS, D]).store(o.to(dtype))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(out, [head, at, 0], results.index(ME))
-    tma.store_wait(0)
+            if ENGINE:
+                tma.store_wait(0)  # the last tile's rows have left the buffer
+                results.index(ME).reshape([ROWS, D]).store(o.to(dtype))
+                fence_async_shared()
+                tma.async_copy_shared_to_global(out, [head, at, 0], results.index(ME))
+            else:
+                to = at + gl.arange(0, ROWS, o_row)
+                columns = gl.arange(0, D, gl.SliceLayout(0, o_layout))
+                start = out + head.to(gl.int64) * queries * D
+                gl.store(start + to[:, None] * D + columns[None, :], o.to(dtype), mask=(to < queries)[:, None])
+    if ENGINE:
+        tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["tiles", "rows", "keys"])  # one compilation for all lengths
-def attention_gluon_kernel(q, k, v, out, tiles, rows, keys, scale, WGS: gl.constexpr, STAGES: gl.constexpr,
-                           REGISTERS: gl.constexpr, CAUSAL: gl.constexpr):  # fmt: skip
-    """q, k, v, out: descriptors of (batch * heads, tokens, D); tiles: heads times blocks of rows."""
+@gluon.jit(do_not_specialize=["tiles", "rows", "queries", "keys"])  # one compilation for all lengths
+def attention_gluon_kernel(q, k, v, out, tiles, rows, queries, keys, scale, WGS: gl.constexpr, STAGES: gl.constexpr,
+                           REGISTERS: gl.constexpr, ENGINE: gl.constexpr, CAUSAL: gl.constexpr):  # fmt: skip
+    """q, k, v: descriptors of (batch * heads, tokens, D), out too with ENGINE, else a pointer; tiles: heads * rows."""
     queries_in = gl.allocate_shared_memory(q.dtype, [WGS] + q.block_type.shape, q.layout)
     ring = gl.allocate_shared_memory(k.dtype, [STAGES] + k.block_type.shape, k.layout)
-    results = gl.allocate_shared_memory(q.dtype, [WGS] + q.block_type.shape, q.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [WGS, 1], mbarrier.MBarrierLayout())
     q_free = gl.allocate_shared_memory(gl.int64, [WGS, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -247,14 +253,17 @@ def attention_gluon_kernel(q, k, v, out, tiles, rows, keys, scale, WGS: gl.const
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(free.index(i), count=WGS)
-    shared = (queries_in, ring, results)
+    if ENGINE:
+        shared = (queries_in, ring, gl.allocate_shared_memory(q.dtype, [WGS] + q.block_type.shape, q.layout))
+    else:
+        shared = (queries_in, ring, queries_in)
     barriers = (q_full, q_free, full, free)
-    shape = (tiles, rows, keys)
+    shape = (tiles, rows, queries, keys)
     if WGS == 2:
         gl.warp_specialize(
             [
-                (_consume, (out, scale, shared, barriers, shape, 0, CAUSAL)),
-                (_consume, (out, scale, shared, barriers, shape, 1, CAUSAL)),
+                (_consume, (out, scale, shared, barriers, shape, 0, ENGINE, CAUSAL)),
+                (_consume, (out, scale, shared, barriers, shape, 1, ENGINE, CAUSAL)),
                 (_produce, (q, k, v, shared, barriers, shape, CAUSAL)),
             ],
             worker_num_warps=[4, 1],
@@ -263,9 +272,9 @@ def attention_gluon_kernel(q, k, v, out, tiles, rows, keys, scale, WGS: gl.const
     else:
         gl.warp_specialize(
             [
-                (_consume, (out, scale, shared, barriers, shape, 0, CAUSAL)),
-                (_consume, (out, scale, shared, barriers, shape, 1, CAUSAL)),
-                (_consume, (out, scale, shared, barriers, shape, 2, CAUSAL)),
+                (_consume, (out, scale, shared, barriers, shape, 0, ENGINE, CAUSAL)),
+                (_consume, (out, scale, shared, barriers, shape, 1, ENGINE, CAUSAL)),
+                (_consume, (out, scale, shared, barriers, shape, 2, ENGINE, CAUSAL)),
                 (_produce, (q, k, v, shared, barriers, shape, CAUSAL)),
             ],
             worker_num_warps=[4, 4, 1],
@@ -273,13 +282,14 @@ def attention_gluon_kernel(q, k, v, out, tiles, rows, keys, scale, WGS: gl.const
         )
 
 
-# By head dimension and mask: warpgroups, keys in a tile, tiles in the ring, registers of a consumer's thread. Causal
-# needs a tile of 64 * WGS rows to be no taller than a tile of keys, so that no row of the first block is masked whole.
+# By head dimension and mask: warpgroups, keys in a tile, tiles in the ring, registers of a consumer's thread, and
+# whether the copy engine stores results: on an H200 that is faster for 128, and storing from registers for 64. Causal
+# needs a tile of 64 * WGS rows no taller than a tile of keys, so that no row of the first block is masked whole.
 GLUON_CONFIGS = {
-    (128, False): {"WGS": 2, "N": 128, "STAGES": 4, "REGISTERS": 240},
-    (128, True): {"WGS": 2, "N": 128, "STAGES": 4, "REGISTERS": 240},
-    (64, False): {"WGS": 3, "N": 128, "STAGES": 6, "REGISTERS": 160},
-    (64, True): {"WGS": 2, "N": 128, "STAGES": 6, "REGISTERS": 240},
+    (128, False): {"WGS": 2, "N": 128, "STAGES": 4, "REGISTERS": 240, "ENGINE": True},
+    (128, True): {"WGS": 2, "N": 128, "STAGES": 4, "REGISTERS": 240, "ENGINE": True},
+    (64, False): {"WGS": 3, "N": 128, "STAGES": 6, "REGISTERS": 160, "ENGINE": False},
+    (64, True): {"WGS": 2, "N": 128, "STAGES": 6, "REGISTERS": 240, "ENGINE": False},
 }
 
 
@@ -304,7 +314,8 @@ def attention_gluon(q, k, v, causal=False):
     if {k.device, v.device} != {q.device}:
         raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device}, {v.device}.")
     if not all(x.is_contiguous() and x.data_ptr() % 16 == 0 for x in (q, k, v)):
-        raise ValueError("q, k and v must be contiguous and start at a multiple of 16 bytes: clone() makes them so.")
+        mend = "x.clone(memory_format=torch.contiguous_format)"
+        raise ValueError(f"q, k and v must be contiguous and start at a multiple of 16 bytes; {mend} makes x so.")
     if not q.is_cuda or torch.cuda.get_device_capability(q.device) != (9, 0):
         raise ValueError(f"This kernel is written for Hopper GPUs (sm_90) alone; q is on {q.device}.")
     config = dict(GLUON_CONFIGS[D, bool(causal)])
@@ -315,12 +326,11 @@ def attention_gluon(q, k, v, causal=False):
         TensorDescriptor.from_tensor(x.view(B * H, -1, D), [1, height, D], layout)
         for x, height in ((q, ROWS.value), (k, keys_a_tile), (v, keys_a_tile), (out, ROWS.value))
     )
+    to = out3 if config["ENGINE"] else out
     rows = triton.cdiv(T, ROWS.value * config["WGS"])
     tiles = B * H * rows
     grid = (min(tiles, torch.cuda.get_device_properties(q.device).multi_processor_count),)
     scale = 1.4426950408889634 / D**0.5  # log2(e): exp(x) is exp2(x * log2(e))
     with torch.cuda.device(q.device):
-        attention_gluon_kernel[grid](
-            q3, k3, v3, out3, tiles, rows, S, scale, CAUSAL=bool(causal), num_warps=4, **config
-        )
+        attention_gluon_kernel[grid](q3, k3, v3, to, tiles, rows, T, S, scale, CAUSAL=bool(causal), **config)
     return out
