@@ -210,9 +210,10 @@ def _measure(options: argparse.Namespace) -> int:
                 print(f"{path.name}: not measured: {', '.join(sorted(missing))}", file=sys.stderr)
             continue
         code = ran.notebook.metadata.helpers["code_hash"]
-        for kind in ("figures", "texts"):
-            if made[kind]:
-                records.merge(target, kind, made[kind], made["machine"], code)
+        if made["figures"]:
+            records.merge(target, "figures", made["figures"], made["machine"], code)
+        for key, lines in made["texts"].items():  # one that was kept may be of other versions
+            records.merge(target, "texts", {key: lines}, made["texts_made_with"].get(key, made["machine"]))
         if not options.out:
             notebooks.save(ran.notebook, path)
         print(f"{path.name}: {len(ids)} figures and texts into {target}")

@@ -62,6 +62,20 @@ def test_a_text_that_takes_minutes_is_kept_until_it_is_asked_for(tmp_path, monke
     assert shown() == "new" and records.load(made)["texts"] == {"slow.text": ["new"]}
 
 
+def test_a_text_of_other_versions_says_so(tmp_path, monkeypatch):
+    path = tmp_path / "a-card.json"
+    monkeypatch.setattr(records, "REFERENCE", path)
+    monkeypatch.setattr(machine, "gpu", lambda: False)
+    old, new = ({"gpu": "A card", "date": "2026-01-01", "torch": version} for version in ("2.11", "2.13"))
+    figure = {"value": 1.0, "unit": "us", "low": 1.0, "high": 1.0, "n": 1, "note": ""}
+    records.merge(path, "texts", {"kept": ["a"]}, old)
+    records.merge(path, "figures", {"a": figure}, new)  # the record is of these versions now, the text is not
+    records.merge(path, "texts", {"made": ["b"]}, new)
+    assert "torch 2.11" in records.text("kept", str) and "torch 2.13" in records.text("made", str)
+    records.merge(path, "texts", {"kept": ["a"]}, new)
+    assert "torch 2.13" in records.text("kept", str) and not records.load(path)["texts_made_with"]
+
+
 def test_a_figure_of_other_versions_says_so_until_all_are_of_these(tmp_path, monkeypatch):
     path = tmp_path / "a-card.json"
     monkeypatch.setattr(records, "REFERENCE", path)

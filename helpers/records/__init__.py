@@ -171,7 +171,8 @@ def text(key: str, make: Callable[[], str], *, rarely: bool = False) -> str:
         if os.environ.get("HELPERS_RECORDS") == "strict":
             raise Missing(f"no record of {key} in {REFERENCE.name}: python -m helpers measure, on that GPU")
         return f"({key}: not recorded yet)"
-    return f"[recorded: {label(record['machine'])}]\n" + "\n".join(record["texts"][key])
+    about = record["texts_made_with"].get(key, record["machine"])
+    return f"[recorded: {label(about)}]\n" + "\n".join(record["texts"][key])
 
 
 def _kept(key: str) -> bool:
@@ -182,14 +183,15 @@ def _kept(key: str) -> bool:
     if os.environ.get("HELPERS_RECORD"):
         if record["machine"]["gpu"] != machine.here().name:
             return False
-        _save("texts", {key: record["texts"][key]})
+        merge(Path(os.environ["HELPERS_RECORD"]), "texts", {key: record["texts"][key]},
+              record["texts_made_with"].get(key, record["machine"]))  # fmt: skip
     return True
 
 
 def load(path: Path | None = None) -> dict:
     """A GPU's record, the reference's by default; an empty one where the file does not exist yet."""
     path = path or REFERENCE
-    empty = {"machine": {}, "figures": {}, "texts": {}}
+    empty = {"machine": {}, "figures": {}, "texts": {}, "texts_made_with": {}}
     return {**empty, **json.loads(path.read_text())} if path.exists() else empty
 
 
@@ -217,15 +219,18 @@ def merge(path: Path, kind: str, entries: dict, about: dict, code: str = "") -> 
     """Write `entries` into the record at `path`; a figure is stamped with its date and the hash of its notebook's code.
 
     `machine` in the file tells the versions that all figures share; those of a later run with others carry their own,
-    as "made_with". Errors: ValueError where the record is another GPU's.
+    as "made_with", and texts in "texts_made_with". Errors: ValueError where the record is another GPU's.
     """
     with FileLock(f"{path}.lock"):
         record = load(path)
         if record["machine"] and record["machine"]["gpu"] != about["gpu"]:
             raise ValueError(f"{path} holds figures of a {record['machine']['gpu']}, not of a {about['gpu']}")
+        texts_made_with = {key: record["texts_made_with"].get(key, record["machine"]) for key in record["texts"]}
         for key, entry in entries.items():
             stamp = {"date": about["date"], "code": code, "made_with": about}
             record[kind][key] = entry | stamp if kind == "figures" else entry
+            if kind == "texts":
+                texts_made_with[key] = about
         figures = record["figures"].values()
         made = [figure.get("made_with", record["machine"]) for figure in figures]
         if not record["machine"] or all(_versions(one) == _versions(about) for one in made):
@@ -233,7 +238,10 @@ def merge(path: Path, kind: str, entries: dict, about: dict, code: str = "") -> 
         for figure in figures:
             if _versions(figure.get("made_with", {})) == _versions(record["machine"]):
                 del figure["made_with"]
+        others = {k: v for k, v in texts_made_with.items() if _versions(v) != _versions(record["machine"])}
         ordered = {"machine": record["machine"]} | {k: dict(sorted(record[k].items())) for k in ("figures", "texts")}
+        if others:
+            ordered["texts_made_with"] = dict(sorted(others.items()))
         path.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
 
 
