@@ -62,8 +62,8 @@ class Log:
     """What interpreted kernels asked for. Bytes are those of unmasked lanes, repeated addresses included; an atomic
     counts as a read and a write. Sectors are the distinct 32-byte pieces of each access, summed over accesses; an
     access is one `tl.load`, `tl.store` or atomic of one program. `program_bytes` are those of the program that asked
-    for most. wave: how many programs, in the order in which a GPU starts them, are taken to run at once and to share
-    what they load; 0 where nobody asks for `wave_bytes`."""
+    for most; `dots` counts calls of `tl.dot`. wave: how many programs, in the order in which a GPU starts them, are
+    taken to run at once and to share what they load; 0 where nobody asks for `wave_bytes`."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -71,6 +71,7 @@ class Log:
     sectors_written: int = 0
     programs: int = 0
     program_bytes: int = 0
+    dots: int = 0
     wave: int = 0
     loaded: dict[tuple, list[np.ndarray]] = field(default_factory=dict)
     """Addresses by (launch, wave, bytes of an element)."""
@@ -380,6 +381,7 @@ def _watch_memory(it) -> None:
     builder = it.InterpreterBuilder
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
+    dot = builder.create_dot
 
     def create_masked_load(self, ptrs, mask, other, *rest, **named):
         _access("load", ptrs, mask)
@@ -413,6 +415,11 @@ def _watch_memory(it) -> None:
         ordering(ptr, sem)
         return cas(self, ptr, compare, value, sem, scope)
 
+    def create_dot(self, *args, **named):
+        for log in _logs:
+            log.dots += 1
+        return dot(self, *args, **named)
+
     def create_descriptor_reduce(self, kind, desc, value, indices):
         """`desc.atomic_add` and its like, which the interpreter lacks."""
         operation, dtype = kind.name, value.dtype.scalar
@@ -436,6 +443,7 @@ def _watch_memory(it) -> None:
         create_masked_store,
         create_atomic_rmw,
         create_atomic_cas,
+        create_dot,
         create_descriptor_reduce,
         get_bf16_ty,
     ):

@@ -168,6 +168,7 @@ class Exercise:
     drive: a self-contained function that runs in the answer's process as drive(answer, *inputs) -> (outputs, facts) in
     place of answer(*inputs); its source travels, so it imports what it needs, and it sees no reference.
     judge: called with (inputs, outputs, facts) of a case, returns [(kind, sentence)]: what a reference cannot say.
+    facts: those of `Limit`, "contiguous" (all outputs are), and of an interpreted answer "dots" (calls of tl.dot).
     hints: three steps: where to look, the idea, pseudocode. hints_for: by kind of finding, instead of these.
     seconds: how long all calls may take in CPU mode. points: in nbgrader.
     """
@@ -197,6 +198,14 @@ class Exercise:
     core: bool = False
     seconds: float = 12
     points: int = 1
+
+
+def by_dots(inputs: tuple, outputs: Any, facts: dict) -> list[tuple[str, str]]:
+    """A judge of matrix products: those put together from single elements are right, and leave tensor cores idle."""
+    if facts.get("dots", 1) or facts["operators"] or not outputs.numel() or 0 in inputs[0].shape:
+        return []
+    said = "The kernel multiplies without `tl.dot`, so the tensor cores do nothing: write the products with it."
+    return [("wrong-answer", said)]
 
 
 def travelling(function: Callable) -> str:

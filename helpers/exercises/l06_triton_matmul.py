@@ -6,7 +6,7 @@ from math import ceil, floor, inf, sqrt
 import torch
 
 from .. import records
-from . import Case, Exercise, Limit, far, padded, spaced, turned
+from . import Case, Exercise, Limit, by_dots, far, padded, spaced, turned
 
 LAB = "06_triton_matmul"
 HALF = torch.float16
@@ -27,6 +27,13 @@ TILE = 32
 
 def _tile_transpose(x):
     return x.mT
+
+
+def _judge_turned(inputs, outputs, facts):
+    if facts["contiguous"]:
+        return []
+    said = "The result is not contiguous: its values lie in memory as those of x do, and only the strides are turned."
+    return [("wrong-answer", said)]
 
 
 def _sectors_in_tiles(x):
@@ -52,6 +59,7 @@ TILE_TRANSPOSE = Exercise(
     form="kernel",
     made_of="triton",
     reference=_tile_transpose,
+    judge=_judge_turned,
     cases=(
         Case("tiles that end inside the matrix, both ways", _matrix(70, 45), seen=True),
         Case("exactly 2 × 3 tiles, float16", _matrix(64, 96, HALF)),
@@ -129,6 +137,7 @@ ONE_DOT = Exercise(
     reference=_dot_tile,
     low=LOW,
     scale=lambda a, b, c: c.abs() + a.abs() @ b.abs().mT,
+    judge=by_dots,
     cases=(
         Case("16 × 32, summed over 64", _one_tile(16, 32, 64), seen=True),
         Case("the smallest tile: 16 × 16 × 16", _one_tile(16, 16, 16)),
@@ -184,6 +193,7 @@ K_LOOP = Exercise(
     reference=_long_dot,
     low=LOW,
     scale=_of_products,
+    judge=by_dots,
     cases=(
         Case("a sum over 100: three tiles and a tail", _long(16, 32, 100), seen=True),
         Case("exactly four tiles", _long(32, 16, 128)),
@@ -266,6 +276,7 @@ ANY_MATMUL = Exercise(
     core=True,
     reference=_any_matmul,
     scale=_of_products,
+    judge=by_dots,
     cases=(
         Case("sizes that end inside a tile", _product(70, 45, 50), seen=True),
         Case("a turned and b as it lies", _product(40, 33, 37, a=turned), seen=True),
@@ -313,8 +324,8 @@ ANY_MATMUL = Exercise(
             "Make the index 64 bits wide before it is multiplied: tl.program_id(0).to(tl.int64), or rows.to(tl.int64).",
         ),
         "exception": (
-            "With no row or no column there is no tile, and a grid of no programs is refused on a GPU: what can the "
-            "wrapper return without a launch?",
+            "With no row or no column there is no tile, and the size of a block, or a division, may "
+            "break where a size is 0: what can the wrapper return without a launch?",
         ),
     },
 )
@@ -376,9 +387,13 @@ def _tiles_nobody_knows(draw):
 def _judge_grouped(inputs, outputs, facts):
     a, b, block_m, block_n, _ = inputs
     tiles = ceil(a.shape[0] / block_m) * ceil(b.shape[1] / block_n)
-    if facts.get("programs", tiles) == tiles:
+    tile_bytes = 2 * (a.shape[1] * (block_m + block_n) + block_m * block_n)
+    if facts.get("programs", tiles) != tiles:
+        said = f"{facts['programs']} programs were launched for {tiles} tiles of {block_m} × {block_n}"
+    elif (most := facts.get("program_bytes", 0)) > tile_bytes:
+        said = f"One program asks for {most:,} bytes, and a tile of {block_m} × {block_n} takes {tile_bytes:,}"
+    else:
         return []
-    said = f"{facts['programs']} programs were launched for {tiles} tiles of {block_m} × {block_n}"
     return [("wrong-answer", f"{said}: one program a tile is asked for.")]
 
 
@@ -489,6 +504,16 @@ def _exact_gate(draw):
     return x.to(HALF), w_gate.to(HALF), w_up.to(HALF)
 
 
+def _between_halves(draw):
+    """Gates and ups just above 32 that float16 cannot hold, whose product depends on what it would round off."""
+    odd = [(2 * draw.integers(0, 32, n, 1) + 1) / 64 for n in (21, 23)]
+    ones, none = ([torch.full((n, 1), value) for n in (21, 23)] for value in (1.0, 0.0))
+    x = torch.cat([ones[0], odd[0], ones[0]], 1)
+    w_gate = torch.cat([32 * ones[1], ones[1], none[1]], 1)
+    w_up = torch.cat([32 * ones[1], none[1], odd[1]], 1)
+    return x.to(HALF), w_gate.to(HALF), w_up.to(HALF)
+
+
 GATE_TILE = 32
 """Edges of the tiles that the given wrapper launches with."""
 
@@ -510,6 +535,7 @@ GATED_EPILOGUE = Exercise(
     core=True,
     reference=_gated_matmul,
     scale=_gated_scale,
+    judge=by_dots,
     cases=(
         Case("40 tokens, 50 features", _gated(40, 50, 37), seen=True),
         Case("exactly one tile", _gated(32, 32, 32)),
@@ -520,6 +546,7 @@ GATED_EPILOGUE = Exercise(
         Case("a sum over nothing", _gated(6, 5, 0)),
         Case("no token", _gated(0, 5, 9)),
         Case("gates so large that SiLU is the identity or nothing", _exact_gate, exact=True),
+        Case("gates and ups that float16 would round", _between_halves, exact=True),
         Case("gates far below zero, whose exponential overflows", _gated(20, 24, 64, spread=60.0)),
         Case("x with outliers", _gated(35, 20, 100), kind="outliers"),
         Case("x far from zero", _gated(18, 40, 30, spread=0.2), kind="offset"),

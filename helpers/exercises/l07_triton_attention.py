@@ -2,7 +2,7 @@
 
 import torch
 
-from . import Case, Exercise, Limit, far, padded
+from . import Case, Exercise, Limit, by_dots, far, padded
 
 LAB = "07_triton_attention"
 NAN, INF = float("nan"), float("inf")
@@ -244,6 +244,12 @@ def _alike(scores):
     return scores
 
 
+def _least_of_gate(scores, k):
+    rows, experts = scores.shape
+    histograms = 8 * experts * -(-rows // 4)  # for those who add up a tile's choices first
+    return scores.numel() * scores.element_size() + 32 * rows * k + histograms
+
+
 TOP_K_GATE = Exercise(
     name="top-k-gate",
     lab=LAB,
@@ -274,7 +280,7 @@ TOP_K_GATE = Exercise(
     limits=(
         Limit(
             "bytes",
-            lambda scores, k: scores.numel() * scores.element_size() + 32 * scores.shape[0] * k,
+            _least_of_gate,
             "too-many-bytes",
             "The kernels ask for {fact} bytes; reading the scores once, writing k weights and indices a token, and "
             "counting each choice take no more than {most}.",
@@ -374,6 +380,7 @@ CAUSAL_ATTENTION = Exercise(
     core=True,
     reference=_causal_attention,
     scale=_causal_scale,
+    judge=by_dots,
     low="bfloat16",
     cases=(
         Case("50 tokens, two heads", _packed(1, 50, 2, 32, 16), seen=True),
@@ -491,6 +498,7 @@ GROUPED_ATTENTION = Exercise(
     made_of="triton",
     reference=_grouped_attention,
     scale=_grouped_scale,
+    judge=by_dots,
     low="bfloat16",
     cases=(
         Case("5 new tokens after 61, 8 heads on 2", _chunk(5, 66, 8, 2, 32, 16), seen=True),
@@ -638,6 +646,7 @@ PAGED_DECODE = Exercise(
         Case("an empty sequence, and one shorter than its splits", _paged((0, 5, 130), 4, 1, 32, 4), seen=True),
         Case("one split", _paged((70, 16), 4, 1, 32, 1)),
         Case("seven splits, and pages that they do not divide", _paged((16 * 15 + 1, 90), 4, 1, 32, 7)),
+        Case("41 pages for 14 splits", _paged((16 * 41 - 3,), 1, 1, 32, 14)),
         Case("exactly one page", _paged((16,), 4, 2, 32, 2)),
         Case("a single key", _paged((1, 1), 6, 2, 32, 2), exact=True),
         Case("each head has keys of its own", _paged((50,), 3, 3, 32, 2)),

@@ -33,6 +33,9 @@ class Other:
 
     name: str
 
+    def __repr__(self) -> str:
+        return f"an object of type {self.name}"
+
 
 def decode(data: Any, tensors: list) -> Any:
     """The inverse of `encode`."""

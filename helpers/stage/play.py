@@ -146,6 +146,7 @@ class Play:
         facts["views"] = sum(t.untyped_storage().data_ptr() in memory for t in found)  # of inputs
         memory |= {t.untyped_storage().data_ptr() for t in watch.given}
         facts["foreign"] = sum(t.numel() > 0 and t.untyped_storage().data_ptr() not in memory for t in found)
+        facts["contiguous"] = all(t.is_contiguous() for t in found)
         left = [_about(t) for t in found]
         blobs = [as_bytes(t) if t.numel() * t.element_size() <= SHIPPED_BYTES else memoryview(b"") for t in found]
         watched = guards.GUARD_BYTES and self.job["made_of"] != "python"
@@ -186,7 +187,7 @@ class Play:
         elif log is not None:
             facts["sectors"] = log.sectors
             facts["bytes"], facts["program_bytes"] = log.bytes, log.program_bytes
-            facts["programs"] = log.programs
+            facts["programs"], facts["dots"] = log.programs, log.dots
             if log.wave:
                 facts["wave_bytes"] = log.wave_bytes
         return facts
