@@ -139,7 +139,7 @@ def raised(error: dict, stderr: str, text: str) -> Finding:
         ):
             if re.search(pattern, message):
                 kind = better
-    if "`_semantic` argument" in message:  # a function of libdevice, which the interpreter cannot know
+    if "libdevice" in text and re.search(r"`_semantic` argument|'NoneType'", message):  # interpreted, it gives None
         message = "The check interprets a kernel first, and functions of libdevice exist on a GPU only: write it with "
         message += "operations of tl."
     if kind == "exception" and names[0] == "SystemExit":

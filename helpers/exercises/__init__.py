@@ -205,7 +205,7 @@ def by_dots(inputs: tuple, outputs: Any, facts: dict) -> list[tuple[str, str]]:
     if facts.get("dots", 1) or facts["operators"] or not outputs.numel() or 0 in inputs[0].shape:
         return []
     said = "The kernel multiplies without `tl.dot`, so the tensor cores do nothing: write the products with it."
-    return [("wrong-answer", said)]
+    return [("forbidden", said)]
 
 
 def travelling(function: Callable) -> str:
