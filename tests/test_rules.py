@@ -32,7 +32,8 @@ LESSONS = {
     ("prefix", "made_of", "name"), [(p, made_of, n) for p, (made_of, names) in LESSONS.items() for n in names.split()]
 )
 def test_the_lessons_kernels_break_no_rule(prefix, made_of, name):
-    text = source.notebook(source.find(prefix)[0], name)
+    lesson = next(path for path in source.find(prefix) if path.suffix == ".ipynb")
+    text = source.notebook(lesson, name)
     assert broken(text, exercise(made_of, entry=name)) == []
 
 
