@@ -10,6 +10,7 @@
   taken to be synchronised. Accesses narrower than the tensor's elements are not checked for races;
 - lanes of a load that are masked off and have no `other` hold NaN, or 85 where they are integers, not 0;
 - bfloat16 raises `Unsupported`, since the interpreter computes it wrongly without saying so;
+- `tl.multiple_of(x, n)` raises `Untrue` where x, or the first of a block, is no multiple: a GPU's compiler believes it;
 - a tensor descriptor's atomics work: the interpreter lacks them;
 - `triton.autotune` picks the first configuration, as CPU times say nothing about a GPU's.
 What it cannot see: a load of what other lanes of the same program stored (a GPU needs `tl.debug_barrier` between),
@@ -51,6 +52,10 @@ class OutOfBounds(_Refusal, IndexError):
 
 class Race(_Refusal, RuntimeError):
     """Two programs, or two lanes of a store, touch one address, and one of them writes it without an atomic."""
+
+
+class Untrue(_Refusal, ValueError):
+    """A kernel promises its compiler what does not hold."""
 
 
 class Unsupported(_Refusal, TypeError):
@@ -373,6 +378,7 @@ def install() -> None:
     _watch_memory(it)
     _keep_origins(it)
     _watch_launches(it)
+    _watch_promises(it)
     _mend_index(it)
     _combine_blocks(it)
 
@@ -539,6 +545,25 @@ def _watch_launches(it) -> None:
         raise cause.with_traceback(None)
 
     executor._init_args_hst, executor.__call__, builder.set_grid_idx = _init_args_hst, __call__, set_grid_idx
+
+
+def _watch_promises(it) -> None:
+    """Divisibility is what wide loads rest on: a GPU faults, or reads something else, where it is not there."""
+    handle = it.TensorHandle
+    plain = handle.set_attr
+
+    def set_attr(self, key, value):
+        if key == "tt.divisibility" and len(value) == 1 and self.data.size:
+            first, divisor = int(self.data.flat[0]), int(value[0])
+            if first % divisor:
+                what = f"{first} is" if self.data.size == 1 else f"a block that begins with {first} is"
+                raise Untrue(
+                    f"{_place()}: tl.multiple_of promises a multiple of {divisor}, and {what} given. A GPU's compiler "
+                    "believes that, and loads from wrong places, or faults."
+                )
+        return plain(self, key, value)
+
+    handle.set_attr = set_attr
 
 
 def _mend_index(it) -> None:

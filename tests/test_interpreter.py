@@ -467,3 +467,18 @@ def test_reductions_and_scans_with_a_function_of_ones_own():
     torch.testing.assert_close(o[:256].reshape(2, 4, 32), want)
     torch.testing.assert_close(o[256:260], want[0, :, -1])
     assert torch.equal(o[260:].reshape(4, 32), b.sort(-1).values)
+
+
+@triton.jit
+def promises(x_ptr, o_ptr, stride, B: tl.constexpr, N: tl.constexpr):
+    stride = tl.multiple_of(stride, N)
+    i = tl.max_contiguous(tl.multiple_of(tl.program_id(0) * B + tl.arange(0, B), B), B)
+    tl.store(o_ptr + i, tl.load(x_ptr + i * stride))
+
+
+def test_a_promise_of_divisibility_is_held_to():
+    x, o = torch.arange(192.0), torch.empty(16)
+    promises[(2,)](x, o, 12, B=8, N=4)
+    assert torch.equal(o, x[::12])
+    with pytest.raises(interpreter.Untrue, match="promises, line .*multiple of 8, and 12 is given"):
+        promises[(2,)](x, o, 12, B=8, N=8)
