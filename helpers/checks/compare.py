@@ -238,12 +238,12 @@ def _close(name, want, have, dtype, scale, runs) -> Finding | None:
         return None
     if float(e.max()) <= 4 * max(limit.careless, limit.largest):
         worst = float(e.max())
-        return Finding(
-            "precision",
-            f"{name.capitalize()} is near, but less precise than it can be: off by {worst:.1e} of the size of the "
-            f"values at most, {mean:.1e} on average (rms), where {limit.largest:.1e} and {limit.mean:.1e} are allowed.",
-            {"error": worst, "mean_error": mean},
-        )
+        said = f"{name.capitalize()} is near, but less precise than it can be: off by {worst:.1e} of the size of the "
+        if limit.mean < math.inf:
+            said += f"values at most, {mean:.1e} on average (rms), where {limit.largest:.1e} and {limit.mean:.1e} are "
+        else:
+            said += f"values at most, where {limit.largest:.1e} is "
+        return Finding("precision", f"{said}allowed.", {"error": worst, "mean_error": mean})
     return _values("wrong-values", name, want, have, off)
 
 

@@ -142,6 +142,10 @@ def raised(error: dict, stderr: str, text: str) -> Finding:
     if "libdevice" in text and re.search(r"`_semantic` argument|'NoneType'", message):  # interpreted, it gives None
         message = "The check interprets a kernel first, and functions of libdevice exist on a GPU only: write it with "
         message += "operations of tl."
+    if re.search(r"Torch not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available", message):
+        message = (
+            "The check runs on the CPU first, and torch knows no GPU there: machine.here() has the card's numbers."
+        )
     if kind == "exception" and names[0] == "SystemExit":
         message = "It ended its own process with sys.exit."
         return Finding(kind, message)

@@ -129,6 +129,8 @@ def watch_triton(launches: Launches, interpreted: bool) -> None:
     except ImportError:
         return
     if not interpreted:
+        # a descriptor that a kernel makes lies in memory that Triton asks for, and an answer may not say from where
+        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
         plain_run = triton.runtime.JITFunction.run
 
         def run(self, *args, **named):
