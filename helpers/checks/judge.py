@@ -369,9 +369,11 @@ class Trial:
         for launch in unique.values():
             by_kernel.setdefault(launch["kernel"], []).append(launch)
         launches = []
-        for variants in by_kernel.values():  # the first and the last ones: the smallest and the largest constants
+        for variants in by_kernel.values():  # the last ones and the first: of large constants, which may not fit, first
             half = MOST_COMPILED // 2
-            launches += variants if len(variants) <= MOST_COMPILED else variants[:half] + variants[-half:]
+            launches += (
+                variants[::-1] if len(variants) <= MOST_COMPILED else variants[: -half - 1 : -1] + variants[:half]
+            )
         for launch in launches:
             odd = [n for n, said in [*launch["types"].items(), *launch["constants"].items()] if said == "?"]
             if odd:
