@@ -279,8 +279,9 @@ def lessons() -> list[Path]:
 
 
 def stale(paths: Iterable[Path]) -> list[str]:
-    """One sentence for each notebook or recorded figure that came from other code than the one that stands there."""
-    found, codes = [], {}
+    """One sentence for each notebook or recorded figure that came from other code than the one that stands there, and
+    for each figure that no GPU has measured yet."""
+    found, codes, recorded = [], {}, set()
     for path in map(Path, paths):
         notebook = nbformat.read(path, as_version=4)
         code, made = code_hash(notebook), notebook.metadata.get("helpers")
@@ -292,10 +293,13 @@ def stale(paths: Iterable[Path]) -> list[str]:
         elif made["mode"] != "gpu":
             found.append(f"{path.name}: its outputs were saved in CPU mode")
     for file in sorted(records.FOLDER.glob("*.json")):
-        for key, entry in records.load(file)["figures"].items():
+        record = records.load(file)
+        recorded |= {*record["figures"], *record["texts"]}
+        for key, entry in record["figures"].items():
             name, code = codes.get(key, ("", ""))
             if not name:
                 found.append(f"{file.name}: {key} is declared by no notebook")
             elif entry.get("code", "") != code:
                 found.append(f"{file.name}: {key} was measured on {entry.get('date', '?')} by other code of {name}")
+    found += [f"{name}: {key} is not recorded yet" for key, (name, _) in codes.items() if key not in recorded]
     return found

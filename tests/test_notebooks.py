@@ -223,7 +223,8 @@ def test_what_cannot_be_measured_fails_and_is_not_saved(course, capsys):
 
 def test_stale_outputs_and_figures_are_named(course):
     first, second, _ = course
-    assert notebooks.stale([first]) == ["98_first.ipynb has no saved outputs"]
+    unmade = [f"98_first.ipynb{what}" for what in (" has no saved outputs", ": a.x is not recorded yet")]
+    assert notebooks.stale([first]) == unmade
     assert command("measure") == 0
     only_cpu = [f"{path.name}: its outputs were saved in CPU mode" for path in (first, second)]
     assert notebooks.stale([first, second]) == (only_cpu if machine.here().mode == "cpu" else [])
