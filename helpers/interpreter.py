@@ -11,6 +11,7 @@
 - lanes of a load that are masked off and have no `other` hold NaN, or 85 where they are integers, not 0;
 - bfloat16 raises `Unsupported`, since the interpreter computes it wrongly without saying so;
 - `tl.multiple_of(x, n)` raises `Untrue` where x, or the first of a block, is no multiple: a GPU's compiler believes it;
+- `and`, `or`, `not` and `if` on a block raise `Unsupported`: the interpreter takes every block for true;
 - a tensor descriptor's atomics work: the interpreter lacks them;
 - `triton.autotune` picks the first configuration, as CPU times say nothing about a GPU's.
 What it cannot see: a load of what other lanes of the same program stored (a GPU needs `tl.debug_barrier` between),
@@ -567,12 +568,24 @@ def _watch_promises(it) -> None:
 
 
 def _mend_index(it) -> None:
-    """Triton 3.6 with numpy 2.4 fails where a run-time scalar is an index, as in `range(0, n, BLOCK)`."""
+    """Triton 3.6 with numpy 2.4 fails where a run-time scalar is an index, as in `range(0, n, BLOCK)`; and every block
+    is true."""
     patch = it._patch_lang_tensor
+
+    def truth(self) -> bool:
+        if self.handle.data.size == 1:
+            return bool(self.handle.data)
+        if not _is_library(sys._getframe(1).f_code.co_filename):  # Triton itself asks so whether there is a mask
+            raise Unsupported(
+                f"{_place()}: a block has no single truth value, as `if`, `and`, `or` and `not` ask for. Write & and | "
+                "between comparisons in parentheses, and tl.where in place of if."
+            )
+        return True
 
     def _patch_lang_tensor(tensor, *scope):
         patch(tensor, *scope)
         tensor.__index__ = lambda self: int(self.handle.data.reshape(-1)[0])
+        tensor.__bool__ = truth
 
     it._patch_lang_tensor = _patch_lang_tensor
 

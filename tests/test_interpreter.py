@@ -482,3 +482,14 @@ def test_a_promise_of_divisibility_is_held_to():
     assert torch.equal(o, x[::12])
     with pytest.raises(interpreter.Untrue, match="promises, line .*multiple of 8, and 12 is given"):
         promises[(2,)](x, o, 12, B=8, N=8)
+
+
+@triton.jit
+def both(o_ptr, n, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(o_ptr + i, i, mask=(i >= 0) and (i < n))
+
+
+def test_a_block_has_no_truth_value():
+    with pytest.raises(interpreter.Unsupported, match="both, line .* no single truth value"):
+        both[(1,)](torch.empty(5), 5, B=8)
