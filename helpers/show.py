@@ -33,17 +33,22 @@ class _Both:
         return self.text
 
 
+def _escape(text: str) -> str:
+    """Text as HTML. A dollar in a tag of its own is no delimiter of mathematics to JupyterLab."""
+    return html.escape(text).replace("$", "<span>$</span>")
+
+
 def note(text: str, kind: str = "note") -> None:
     """Show one line of text. kind: "note" or "warning"."""
     colour = {"note": "#0072B2", "warning": "#D55E00"}[kind]
     style = f"border-left:4px solid {colour};padding:4px 10px"
     word = "Warning: " if kind == "warning" else ""
-    display(_Both(f'<div style="{style}">{word}{html.escape(text)}</div>', word + text))
+    display(_Both(f'<div style="{style}">{word}{_escape(text)}</div>', word + text))
 
 
 def paragraph(text: str, bold: bool = False) -> str:
     """HTML of a line of plain text, as it stands above or below a table."""
-    return f'<div style="padding:4px 0{";font-weight:bold" if bold else ""}">{html.escape(text)}</div>'
+    return f'<div style="padding:4px 0{";font-weight:bold" if bold else ""}">{_escape(text)}</div>'
 
 
 def table(rows: list[dict], columns: list[str] | None = None, caption: str = "") -> _Both:
@@ -52,13 +57,13 @@ def table(rows: list[dict], columns: list[str] | None = None, caption: str = "")
     cells = [[number(row.get(c, "")) for c in columns] for row in rows]
     right = [all(isinstance(r.get(c, 0), int | float) for r in rows) for c in columns]
     head = "".join(
-        f'<th style="{_CELL.format("right" if r else "left")}">{html.escape(c)}</th>'
+        f'<th style="{_CELL.format("right" if r else "left")}">{_escape(c)}</th>'
         for c, r in zip(columns, right, strict=True)
     )
     body = "".join(
         "<tr>"
         + "".join(
-            f'<td style="{_CELL.format("right" if r else "left")}">{html.escape(v)}</td>'
+            f'<td style="{_CELL.format("right" if r else "left")}">{_escape(v).replace(" × ", "&nbsp;×&nbsp;")}</td>'
             for v, r in zip(row, right, strict=True)
         )
         + "</tr>"
@@ -103,7 +108,7 @@ class Picture:
             raw=True,
             metadata={"image/png": {"alt": self.text}},
         )
-        display(_Both(f'<div style="font-size:90%;max-width:60em">{html.escape(self.text)}</div>', self.text))
+        display(_Both(f'<div style="font-size:90%;max-width:60em">{_escape(self.text)}</div>', self.text))
 
 
 def progress(work: Iterable | int, label: str, total: int | None = None) -> Iterator:
@@ -119,7 +124,7 @@ def progress(work: Iterable | int, label: str, total: int | None = None) -> Iter
             if time.monotonic() - began > 2:
                 of = f"{i}/{total}" if total else str(i)
                 bar = f'<progress value="{i}" max="{total}"></progress>' if total else "<progress></progress>"
-                both = _Both(f"{html.escape(label)} {bar} {of}", f"{label}: {of}")
+                both = _Both(f"{_escape(label)} {bar} {of}", f"{label}: {of}")
                 if handle:
                     handle.update(both)
                 else:
@@ -134,7 +139,7 @@ def progress(work: Iterable | int, label: str, total: int | None = None) -> Iter
 def working(label: str) -> Iterator[None]:
     """Show, once two seconds have passed, that something of unknown length is going on, until it ends."""
     handle = display(_Both("", ""), display_id=True) if get_ipython() else None
-    bar = _Both(f"{html.escape(label)} <progress></progress>", f"{label} ...")
+    bar = _Both(f"{_escape(label)} <progress></progress>", f"{label} ...")
     timer = threading.Timer(2, handle.update if handle else print, [bar])
     timer.daemon = True
     timer.start()
@@ -165,7 +170,7 @@ def code(
         style = "background:#F0E44266;font-weight:bold;" if hit else ""
         out_html.append(
             f'<div style="{style}white-space:pre"><span style="opacity:.5">{number:{width}}</span> '
-            f"{html.escape(content)}</div>"
+            f"{_escape(content)}</div>"
         )
     title = " · ".join(filter(None, [caption, language, f"{len(chosen)} of {len(every)} lines"]))
     height = "max-height:26em;" if len(chosen) > 40 else ""
@@ -173,4 +178,4 @@ def code(
         f'<div style="{height}overflow:auto;font-family:monospace;font-size:12px;border:1px solid #8884;'
         f'padding:6px">{"".join(out_html)}</div>'
     )
-    return _Both(f'<div style="font-size:90%">{html.escape(title)}</div>{block}', "\n".join([title, *out_text]))
+    return _Both(f'<div style="font-size:90%">{_escape(title)}</div>{block}', "\n".join([title, *out_text]))

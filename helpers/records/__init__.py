@@ -77,7 +77,7 @@ class Figures(Mapping):
                 "figure": key,
                 "value": m.value,
                 "unit": m.unit,
-                "quartiles": "" if m.low == m.high else f"{show.number(m.low)} – {show.number(m.high)}",
+                "quartiles": f"{show.number(m.low)} – {show.number(m.high)}" if m.low < m.high else "",
                 "n": m.n,
                 "note": m.note,
             }
