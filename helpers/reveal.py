@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -263,7 +263,51 @@ ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 def targets(kernel, signature: dict, constexprs: dict | None = None, archs=ARCHS, **options) -> dict[str, Compiled]:
     """`triton` for several architectures at once, by name; `show.table([c.row() for c in made.values()])` compares."""
-    return {arch: triton(kernel, signature, constexprs, arch, **options) for arch in archs}
+    made = at_once(lambda arch: triton(kernel, signature, constexprs, arch, **options), archs)
+    return dict(zip(archs, made, strict=True))
+
+
+def at_once(make: Callable, asked: Iterable) -> list:
+    """`[make(one) for one in asked]`, where each `make` asks `triton` for a kernel: they are compiled side by side, in
+    as many processes as there are processors. What does not compile raises as it would without this.
+    """
+    asked, wanted = list(asked), {}
+    for one in asked:
+        try:
+            with _asking():
+                make(one)
+        except _Asked as found:
+            text, call, name, arch = found.args
+            wanted.setdefault(text, {})[call] = name, arch
+    for text, calls in wanted.items():
+        if len(calls) < 2:
+            continue
+        several = f"_several([{', '.join(f'lambda: {call}' for call in calls)}])"
+        with show.working(f"compiling {len(calls)} kernels"):
+            layouts = _LAYOUTS if "Layout(" in several else ""
+            done = child.run(text + _COMPILE + layouts, several, interpreted=False, seconds=300)
+        for (call, (name, arch)), value in zip(calls.items(), done.value if done.ok else (), strict=False):
+            if value is not None:
+                _keep(text, call, name, arch, value)
+    return [make(one) for one in asked]
+
+
+class _Asked(BaseException):
+    """A kernel that `at_once` was asked for, and that is not compiled yet."""
+
+
+_gathering = False
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Where `compiled` says what it would compile, and does not."""
+    global _gathering
+    _gathering = True
+    try:
+        yield
+    finally:
+        _gathering = False
 
 
 def passes(
@@ -319,16 +363,18 @@ def compiled(
     """`triton` for the kernel `name` of a module text; `constants` are expressions. Raises as `triton` does."""
     call = _call(name, types, constants, arch, num_warps, num_stages, line_info, options or {}, None)
     if (text, call) not in _compiled:
-        value = _compile(text, call, name, arch)
-        for stage in ("ttir", "ttgir"):
-            value[stage] = _IR_LOCATION.sub("", value[stage])
-        _compiled[text, call] = Compiled(
-            name,
-            arch,
-            cubin=bytes.fromhex(value.pop("binary")),
-            **(value | _resources(value.pop("log"), value)),
-        )
+        if _gathering:
+            raise _Asked(text, call, name, arch)
+        _keep(text, call, name, arch, _compile(text, call, name, arch))
     return _compiled[text, call]
+
+
+def _keep(text: str, call: str, name: str, arch: str, value: dict) -> None:
+    for stage in ("ttir", "ttgir"):
+        value[stage] = _IR_LOCATION.sub("", value[stage])
+    _compiled[text, call] = Compiled(
+        name, arch, cubin=bytes.fromhex(value.pop("binary")), **(value | _resources(value.pop("log"), value))
+    )
 
 
 def shared_bytes(text: str, name: str, types: dict, constants: dict, arch: str, num_warps: int, num_stages: int) -> int:
@@ -513,6 +559,7 @@ _COMPILE = """
 
 import contextlib as _contextlib
 import io as _io
+import json as _json
 import os as _os
 import tempfile as _tempfile
 
@@ -560,6 +607,27 @@ def _compile(kernel, types, constexprs, arch, line_info, options, instead):
     stages = {s: made.asm.get(s, "") for s in ("ttir", "ttgir", "llir", "ptx", "amdgcn")}
     binary = made.asm["cubin" if "cubin" in made.asm else "hsaco"].hex()
     return stages | {"binary": binary, "shared_bytes": made.metadata.shared, "log": log.getvalue()}
+
+
+def _several(calls):
+    # what each gives, None where it fails: a process each, as many at a time as there are processors
+    room, waiting, running, made = len(_os.sched_getaffinity(0)), dict(enumerate(calls)), {}, {}
+    while waiting or running:
+        if waiting and len(running) < room:
+            i = next(iter(waiting))
+            call, file = waiting.pop(i), _tempfile.TemporaryFile()
+            if pid := _os.fork():
+                running[pid] = i, file
+                continue
+            try:
+                file.write(_json.dumps(call()).encode())
+                file.flush()
+            finally:  # whoever asks for this one by itself hears why
+                _os._exit(0)
+        i, file = running.pop(_os.wait()[0])
+        file.seek(0)
+        made[i] = _json.loads(file.read() or "null")
+    return [made[i] for i in range(len(calls))]
 
 
 class _Known(BaseException):

@@ -278,3 +278,27 @@ def test_graphs_says_what_a_recompilation_had_assumed():
 
 def test_graphs_names_what_no_compiler_can_look_into():
     assert reveal.graphs(lambda: lambda x: unread(x) + 1, [(torch.ones(3),)]).opaque == ["unread"]
+
+
+def test_several_at_once_are_what_each_is_alone():
+    asked = [("sm_80", 1), ("sm_90", 2), ("sm_90", 4), ("gfx942", 4)]
+
+    def make(one):
+        return compiled(one[0], num_warps=one[1])
+
+    reveal._compiled.clear()
+    together = reveal.at_once(make, asked)
+    kept = list(reveal._compiled.values())
+    assert len(kept) == 4 and all(any(made is k for k in kept) for made in together)
+    reveal._compiled.clear()
+    assert together == [make(one) for one in asked]
+
+
+def test_one_of_several_that_does_not_compile_raises_as_it_does_alone():
+    def make(factor):
+        return reveal.triton(
+            scale, {"o_ptr": "*fp16", "x_ptr": "*fp32", "n": "i32"}, {"factor": factor, "kind": tl.float16, "B": 96}
+        )
+
+    with pytest.raises(reveal.CompileFailed, match="power of 2"):
+        reveal.at_once(make, [2.0, 3.0])

@@ -415,7 +415,10 @@ class Trial:
             reason = str(missing).partition("\n")[0]
             self.unchecked.append(f"bytes from the GPU's memory: {reason}")
             return []
-        for (i, case), found in zip(cases, read, strict=False):
+        if len(read) != len(cases):
+            self.unchecked.append(f"bytes from the GPU's memory: {len(read)} of {len(cases)} calls were counted")
+            return []
+        for (i, case), found in zip(cases, read, strict=True):
             if findings := limited(self.exercise, self.drawn(i, case), {"dram_bytes": found}):
                 return [self.told(f, case) for f in findings]
         self.checked.append("bytes from the GPU's memory")
