@@ -82,9 +82,13 @@ def of(thing) -> str:
 
 
 def find(prefix: str) -> list[Path]:
-    """The notebooks and `.py` files in notebooks/, then solutions/, whose names start with `prefix`."""
-    among = [p for folder in ("notebooks", "solutions") for p in sorted((ROOT / folder).glob(f"{prefix}*"))]
-    hits = [p for p in among if p.suffix in (".ipynb", ".py")]
+    """The notebooks and then `.py` files in notebooks/, then in solutions/, whose names start with `prefix`."""
+    hits = [
+        path
+        for folder in ("notebooks", "solutions")
+        for kind in (".ipynb", ".py")
+        for path in sorted((ROOT / folder).glob(f"{prefix}*{kind}"))
+    ]
     return [p for p in hits if p.stem == prefix] or hits
 
 
