@@ -101,7 +101,7 @@ def test_thirty_notebooks_within_five_minutes(room):
 @pytest.mark.slow
 def test_interrupting_it_leaves_no_process(room, tmp_path):
     folder, kinds = room
-    path = next(path for path, kind in kinds.items() if kind == "hangs")
+    path = next(path for path, kind in kinds.items() if kind == "hangs" and "01_measuring" in path)  # these run
     line = [sys.executable, "-m", "helpers", "grade", path]
     env = notebooks.kernel_environment({})
     running = subprocess.Popen(line, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True)
