@@ -27,7 +27,7 @@ def test_every_declared_figure_is_recorded_and_no_other():
     recorded = {*record["figures"], *record["texts"]}
     awaiting = {path.name for path, ids in DECLARED.items() if set(ids) - recorded}
     assert not awaiting - AWAITED, "python -m helpers measure --only ID …, on the GPU of that record"
-    assert not AWAITED - awaiting, "all of these is recorded now: take it out of AWAITED"
+    assert not AWAITED - awaiting, "its figures are recorded now: take it out of AWAITED"
     assert not recorded - declared, "no notebook declares these any more: remove them from the record"
 
 
