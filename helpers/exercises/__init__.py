@@ -10,6 +10,7 @@ import inspect
 import mmap
 import pkgutil
 import random
+import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -148,6 +149,80 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Built:
+    """One kernel that an answer launched, as it was compiled for a GPU: what a `Look` sees.
+
+    ptx: without comments. sass: the machine code. log: the compiler's own words. registers: of a thread;
+    spill_bytes: of a thread, written and read again. shared_bytes: of a block, static and the most dynamic that a case
+    asked for. threads: of a block, the most that a case asked for.
+    """
+
+    kernel: str
+    arch: str
+    ptx: str
+    sass: str
+    log: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """One thing that compiled kernels are looked at for.
+
+    about: in a few words, for the list of what was checked: "wgmma in the machine code". right: called with all kernels
+    that the answer launched. kind, says: of the finding where it is not right, one sentence.
+    """
+
+    about: str
+    right: Callable[[list[Built]], bool]
+    kind: str
+    says: str
+
+
+def holds(pattern: str) -> Callable[[list[Built]], bool]:
+    """For a `Look`: whether the machine code of one of the kernels matches, such as r"\\bHGMMA\\b"."""
+    return lambda kernels: any(re.search(pattern, k.sass) for k in kernels)
+
+
+NO_SPILLS = Look(
+    "no spilled registers",
+    lambda kernels: not any(k.spill_bytes for k in kernels),
+    "too-slow",
+    "The kernel needs more registers than a thread has, so some are kept in memory: hold less in each thread, or give "
+    "the tile to more threads.",
+)
+NOT_SERIALIZED = Look(
+    "products that overlap (no wgmma was serialized)",
+    lambda kernels: not any("serialized" in k.log for k in kernels),
+    "too-slow",
+    "The compiler serialized the wgmma instructions, so that each waits for the one before: between wgmma.fence and "
+    "wgmma.wait_group nothing may touch the accumulators.",
+)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a kernel runs on, where that is not every GPU, and how it is inspected elsewhere.
+
+    Such an answer is never run on the CPU. Everywhere its wrapper is called with each case's inputs, and the kernels
+    that it launches are compiled (for `arch`, which the answer gives as the option "-arch=sm_90a") and not run: so an
+    exception, a wrong shape or dtype of the result, forbidden operators, a launch that a GPU would refuse, and what the
+    `looks` ask for are found without a GPU. Where nothing is found and the GPU's compute capability is not among
+    `capabilities`, the verdict is `needs-hardware`: `says` is its sentence, and what was looked at is listed. Where it
+    is, the answer is then run and judged as any other.
+    Text may then hold inline PTX, and take `tensor_map` from `helpers.cuda`.
+    """
+
+    says: str
+    looks: tuple[Look, ...]
+    arch: str = "sm_90a"
+    capabilities: tuple[tuple[int, int], ...] = ((9, 0),)
+
+
+@dataclass(frozen=True)
 class Exercise:
     """What is asked of one answer.
 
@@ -169,6 +244,7 @@ class Exercise:
     place of answer(*inputs); its source travels, so it imports what it needs, and it sees no reference.
     judge: called with (inputs, outputs, facts) of a case, returns [(kind, sentence)]: what a reference cannot say.
     facts: those of `Limit`, "contiguous" (all outputs are), and of an interpreted answer "dots" (calls of tl.dot).
+    needs: for a kernel of instructions that only some GPUs have (made_of "cuda", no drive): see `Needs`.
     hints: three steps: where to look, the idea, pseudocode. hints_for: by kind of finding, instead of these.
     seconds: how long all calls may take in CPU mode. points: in nbgrader.
     """
@@ -194,6 +270,7 @@ class Exercise:
     judge: Callable[..., list[tuple[str, str]]] | None = None
     limits: tuple[Limit, ...] = ()
     speed: Speed | None = None
+    needs: Needs | None = None
     hints_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     core: bool = False
     seconds: float = 12
