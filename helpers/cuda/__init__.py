@@ -12,6 +12,7 @@ from .arguments import BadArgument
 from .faults import AssertFailed, Deadlock, KernelError, OutOfBounds
 from .module import Kernel, LaunchError, RawModule
 from .nvrtc import Binary, CompileError, Resources, compile, tool  # noqa: A004  (cuda.compile is its name)
+from .tma import TensorMap, tensor_map
 from .trace import Access, Race, Trace, record
 
 __all__ = [
@@ -28,8 +29,10 @@ __all__ = [
     "Race",
     "RawModule",
     "Resources",
+    "TensorMap",
     "Trace",
     "compile",
     "record",
+    "tensor_map",
     "tool",
 ]

@@ -12,6 +12,7 @@ import torch
 
 from ..machine import Plain
 from .nvrtc import Parameter
+from .tma import TensorMap
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def bind(kernel: str, parameters: tuple[Parameter, ...], named: tuple[Declared, 
     """Check and convert `args` for one launch. device: "cuda" or "cpu", where arrays must be.
 
     Arrays are torch tensors (or cupy arrays, on a GPU): their contiguity is the caller's business. Python numbers
-    become the parameter's type; numpy scalars must have it; numpy arrays of size 1 go by value (structs).
+    become the parameter's type; numpy scalars must have it; numpy arrays of size 1 and tensor maps go by value.
     """
     args = tuple(args)
     if len(args) != len(parameters):
@@ -135,6 +136,10 @@ def bind(kernel: str, parameters: tuple[Parameter, ...], named: tuple[Declared, 
 def _value(arg, parameter: Parameter, spelled: Declared, where: str, device: str) -> Value:
     if isinstance(arg, torch.Tensor):
         return _tensor(arg, parameter, spelled, where, device)
+    if isinstance(arg, TensorMap):
+        if parameter.kind != "bytes" or parameter.size != len(arg.bytes):
+            raise BadArgument(f"{where} is {_words(parameter)}, but a tensor map of {len(arg.bytes)} bytes was given.")
+        return Value(arg.bytes, arg, spelled.name)
     if hasattr(arg, "__cuda_array_interface__"):
         if device != "cuda":
             raise BadArgument(f"{where} is an array on a GPU, but in CPU mode kernels take CPU tensors.")
