@@ -10,7 +10,8 @@ Against Nsight Compute this was within 3% from 20 µs up and within 1 µs below 
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from . import locks, machine, records, show
@@ -68,6 +69,26 @@ def compare(rivals: dict[str, Callable], inputs: Inputs | None = None, rounds: i
         torch.cuda.synchronize()
         notes = [note, *watch.notes()]
     return {name: _summary(values, bursts[name], notes) for name, values in samples.items()}
+
+
+def ahead(calls: Iterable[Callable[[], object]]) -> None:
+    """On a GPU, makes each call once, all in threads, so that what they compile is compiled at the same time.
+
+    For kernels that are about to be timed or checked one after another; not for what times itself, such as an
+    autotuner. In CPU mode nothing is compiled, and nothing is called. Errors: whatever a call raises.
+    """
+    if not machine.gpu():
+        return
+    import torch
+
+    def ready():  # a thread begins without a CUDA context
+        torch.cuda.set_device(torch.cuda.current_device())
+        torch.zeros(1, device="cuda").add_(1)
+
+    calls = list(calls)
+    with show.working(f"compiling for {len(calls)} calls"), ThreadPoolExecutor(12, initializer=ready) as pool:
+        list(pool.map(lambda call: call(), calls))
+    torch.cuda.synchronize()
 
 
 def ratio(a: Measurement, b: Measurement) -> Measurement:

@@ -121,3 +121,8 @@ def test_declared_ids_are_found_and_must_be_literals(tmp_path):
     assert records.declared(notebook(*cells)) == {"a": [0], "b": [0], "c": [1], "d": [2]}
     with pytest.raises(ValueError, match="string literal"):
         records.declared(notebook("records.figures(f, *ids)"))
+
+
+@cpu_only
+def test_calls_ahead_are_a_gpus_alone():
+    timing.ahead([lambda: pytest.fail("nothing is compiled in CPU mode")])
