@@ -212,6 +212,16 @@ def _kernel(code: str, options: tuple[str, ...]) -> cuda.Kernel:
 HALF = (torch.bfloat16, torch.float16)
 RUNGS = (
     Rung(1, "naive", (Config((32, 32, 1), 1024),), wide=True),
+    Rung(2, "coalesced", (Config((32, 32, 1), 1024),), wide=True),
+    Rung(3, "shared", (Config((32, 32, 32), 1024),), wide=True),
+    Rung(4, "register_tile_1d", (Config((64, 64, 8), 512, macros=("TM=8",)),), wide=True),
+    Rung(5, "register_tile_2d", (Config((128, 128, 8), 256, macros=("TM=8", "TN=8")),), wide=True),
+    Rung(6, "vector_loads", (Config((128, 128, 8), 256, macros=("TM=8", "TN=8")),), multiples=(4, 4), wide=True),
+    Rung(7, "no_bank_conflicts", (Config((128, 128, 8), 256, macros=("TM=8", "TN=8")),), multiples=(4, 4), wide=True),
+    Rung(8, "double_buffering", (Config((128, 128, 8), 256, macros=("TM=8", "TN=8")),), multiples=(4, 4), wide=True),
+    Rung(9, "warp_tiles", (
+        Config((128, 128, 8), 256, macros=("TM=8", "TN=8", "WM=32", "WN=64", "BLOCKS=2")),
+    ), multiples=(4, 4), wide=True),
 )  # fmt: skip
 
 

@@ -1,18 +1,23 @@
 // 01 naive: one thread computes one element of c, and neighbouring threads take neighbouring rows.
 //
-// Every thread reads a row of a and a column of b for itself. The 32 threads of a warp stand in 32 rows, so that each
-// of their loads of a touches 32 sectors for 32 numbers. Expected: a small part of cuBLAS, and waiting for memory.
-#ifndef BM
-#define BM 32
-#define BN 32
-#endif
+// One thread for one element of c: it walks along a row of a and down a column of b, all from global memory.
+// The lanes of a warp take 32 rows of one column, as if c were stored by columns. It is not: what they read of a, and
+// what they write, lies a whole row apart, so each request touches 32 sectors to use 4 bytes of each.
+// Expected: correct, and far from everything. Each product costs two loads, and one of them is a scattered one.
 
-extern "C" __global__ void __launch_bounds__(BM * BN) gemm(const float* __restrict__ a, const float* __restrict__ b,
-                                                           float* __restrict__ c, int M, int N, int K) {
-  int row = blockIdx.y * BM + threadIdx.x % BM;
-  int column = blockIdx.x * BN + threadIdx.x / BM;
-  if (row >= M || column >= N) return;
-  float sum = 0;
-  for (int k = 0; k < K; ++k) sum += a[(size_t)row * K + k] * b[(size_t)k * N + column];
-  c[(size_t)row * N + column] = sum;
+#ifndef BM
+#define BM 32  // rows of c that a block computes
+#define BN 32  // and columns
+#define THREADS 1024  // one for each element
+#endif
+static_assert(THREADS == BM * BN);
+
+extern "C" __global__ __launch_bounds__(THREADS)
+void gemm(const float* a, const float* b, float* c, int M, int N, int K) {
+    int row = blockIdx.y * BM + threadIdx.x % BM;
+    int col = blockIdx.x * BN + threadIdx.x / BM;
+    if (row >= M || col >= N) return;
+    float sum = 0.0f;
+    for (int i = 0; i < K; i++) sum += a[(size_t)row * K + i] * b[(size_t)i * N + col];
+    c[(size_t)row * N + col] = sum;
 }
