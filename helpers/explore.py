@@ -1,15 +1,16 @@
 """Explorers to play with: ipywidgets, each beside a static figure that a saved notebook still shows."""
 
 import base64
+import html
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import ipywidgets as widgets
 from IPython.display import display
 from matplotlib.lines import Line2D
 
-from . import machine, plots, show, tiles, timing
+from . import machine, plots, records, reveal, show, tiles, timing, traffic
 
 # FLOP/byte, as powers of two, that the slider runs over: an addition of fp32 vectors is at 2**-3.6, a large product
 # of fp16 matrices at 2**11
@@ -240,3 +241,80 @@ class Products:
     def static(self) -> show.Picture:
         """The first product, for a notebook that is read without a kernel."""
         return self.drawn(self.first)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rung of a ladder of kernels, as `rungs` shows it.
+
+    name: "05 register_tile_2d". part: which of the ladder's parts, "fp32 on CUDA cores". idea: one line. fraction: of
+    the library's speed, a figure. loop: `reveal.hot_loop` of its SASS. counters: of its run, where they were recorded.
+    """
+
+    name: str
+    part: str
+    idea: str
+    fraction: records.Measurement
+    loop: reveal.Loop | None = None
+    counters: traffic.Counters | None = None
+
+
+def rungs(steps: Sequence[Step], whole: str = "cuBLAS", source=None) -> None:
+    """Show the ladder of kernels: choose a rung (arrow keys move along it); see its figure among the others, its idea,
+    what the hardware counted, and the loop of machine code where its time goes; and the ladder as a static figure.
+
+        explore.rungs([explore.Step(str(r), "fp32 on CUDA cores", r.idea, figures["gemm.cuda_ladder.01"], loop, seen)])
+
+    whole: what the figures are parts of. source: the `records.Figures` they came from. The container has the CSS class
+    `ladder-explorer`, the lines of words `ladder-readout`.
+    """
+    explorer = Rungs(steps, whole, source)
+    display(explorer.static())
+    display(explorer.box)
+
+
+class Rungs:
+    """The explorer's state: the slider over the rungs, and what is shown of the one it stands on."""
+
+    def __init__(self, steps: Sequence[Step], whole: str = "cuBLAS", source=None):
+        self.steps, self.whole, self.source = {step.name: step for step in steps}, whole, source
+        wide, full = {"description_width": "60px"}, widgets.Layout(width="98%", max_width="680px")
+        self.choice = widgets.SelectionSlider(
+            options=list(self.steps), description="rung", style=wide, layout=full, continuous_update=False
+        )
+        self.readout, self.picture, self.code = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self.readout.add_class("ladder-readout")
+        self.box = widgets.VBox([self.choice, self.readout, self.picture, self.code])
+        self.box.add_class("ladder-explorer")
+        self.choice.observe(self.update, names="value")
+        self.update()
+
+    def update(self, _change=None) -> None:
+        step = self.steps[self.choice.value]
+        picture = self.drawn(step.name)
+        buffer = io.BytesIO()
+        picture.figure.savefig(buffer, format="png")
+        image = base64.b64encode(buffer.getvalue()).decode()
+        self.picture.value = f'<img style="max-width:100%" alt="{picture.text}" src="data:image/png;base64,{image}">'
+        self.readout.value = f'<p role="status">{html.escape(self.text(step))}</p>'
+        name = html.escape(f"Hot loop of {step.name}, SASS")
+        self.code.value = (
+            f'<div>{name}</div><pre tabindex="0" aria-label="{name}" style="max-height:22em;overflow:auto;'
+            f'font-size:12px;border:1px solid #8884;padding:6px">{html.escape(step.loop.text if step.loop else "")}'
+            "</pre>"
+        )
+
+    def text(self, step: Step) -> str:
+        """What is known of a rung, in words."""
+        figure = step.fraction
+        part = f"{plots.number(figure.value)} of {self.whole}" if plots.known(figure.value) else "not recorded yet"
+        counted = str(step.counters) if step.counters else "Counters: not recorded yet."
+        return f"{step.name}: {part}. {step.idea} {counted} Hot loop: {step.loop or 'none'}."
+
+    def drawn(self, chosen: str = "") -> show.Picture:
+        steps = [(step.name, step.part, step.fraction) for step in self.steps.values()]
+        return plots.ladder(steps, self.whole, "The ladder", chosen, self.source)
+
+    def static(self) -> show.Picture:
+        """The ladder, for a notebook that is read without a kernel."""
+        return self.drawn()

@@ -524,6 +524,72 @@ def kinds(code: str) -> Counter:
     return found
 
 
+@dataclass(frozen=True)
+class Loop:
+    """A loop in SASS. `text`: its instructions, an address before each."""
+
+    text: str
+
+    @property
+    def instructions(self) -> Counter:
+        """How often each instruction stands in it, without its modifiers: {"FFMA": 64, "LDS": 4, …}."""
+        return Counter(op.partition(".")[0] for op in _LOOP_OP.findall(self.text))
+
+    @property
+    def share(self) -> float:
+        """Which share of its instructions multiplies and adds: in FFMA loops what is left is overhead."""
+        counts = self.instructions
+        return sum(n for op, n in counts.items() if _multiplies(op)) / max(counts.total(), 1)
+
+    def __str__(self) -> str:
+        counts = self.instructions
+        spelled = ", ".join(f"{n} {op}" for op, n in counts.most_common(8))
+        return f"{counts.total()} instructions: {spelled}{', …' if len(counts) > 8 else ''}"
+
+
+def hot_loop(sass: str) -> Loop | None:
+    """The loop of a kernel's SASS, as `Binary.sass` gives it, in which the arithmetic is done: the innermost one with
+    the most matrix instructions, or where there are none multiply-adds. None for a kernel without such a loop."""
+    lines, labels = [], {}
+    for line in sass.splitlines():
+        if found := _SASS_LINE.match(line):
+            lines.append((int(found[1], 16), re.sub(r"\s+", " ", found[2]).strip()))
+        elif found := re.match(r"(\.L_\w+):", line):  # nvdisasm's labels
+            labels[found[1]] = len(lines)
+    at = {address: i for i, (address, _) in enumerate(lines)}
+    loops = []
+    for i, (_, text) in enumerate(lines):
+        target = re.search(r"\bBRA\b.*?(?:0x([0-9a-f]+)|`\((\.L_\w+)\))", text)
+        start = target and (at.get(int(target[1], 16)) if target[1] else labels.get(target[2]))
+        if start is not None and start < i:
+            loops.append((start, i + 1))
+    matrix = any(re.match(_MATRIX_OP, _plain_op(text)) for _, text in lines)
+
+    def weight(loop):
+        ops = [_plain_op(text) for _, text in lines[slice(*loop)]]
+        return sum(bool(re.match(_MATRIX_OP if matrix else KINDS["fma"], op)) for op in ops)
+
+    loops = [loop for loop in loops if weight(loop)]
+    inner = [a for a in loops if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
+    if not inner:
+        return None
+    hot = max(inner, key=weight)
+    return Loop("\n".join(f"{address:04x}  {text}" for address, text in lines[slice(*hot)]))
+
+
+_SASS_LINE = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
+_LOOP_OP = re.compile(r"^[0-9a-f]+  (?:@!?U?P\w+ )?([A-Z][\w.]*)", re.MULTILINE)
+_MATRIX_OP = "|".join(KINDS[kind] for kind in MATRIX)
+
+
+def _plain_op(text: str) -> str:
+    return re.sub(r"^@!?U?P\w+ ", "", text)
+
+
+def _multiplies(op: str) -> bool:
+    return bool(re.match(f"{_MATRIX_OP}|{KINDS['fma']}", op))
+
+
 def operations(ir: str) -> Counter:
     """How often each operation ("tt.dot", "scf.for") stands in a text of MLIR."""
     return Counter(op for op, _ in _MLIR_OP.findall(ir))

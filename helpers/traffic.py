@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from glob import glob
 from pathlib import Path
 
@@ -127,6 +127,111 @@ def profile(*functions: Callable[[], object]) -> list[dict]:
         for call in calls
         for row in call
     ]
+
+
+STALLS = {
+    "long_scoreboard": "waiting for global memory or L2",
+    "short_scoreboard": "waiting for shared memory or special functions",
+    "mio_throttle": "the queue to shared memory is full",
+    "lg_throttle": "the queue to global memory is full",
+    "math_pipe_throttle": "the arithmetic unit is taken by another warp",
+    "gmma": "waiting for wgmma",
+    "barrier": "waiting at a barrier of the block",
+    "wait": "waiting the fixed time of an instruction before",
+    "not_selected": "ready, another warp was chosen",
+    "selected": "issuing",
+    "no_instruction": "the next instruction is not there yet",
+    "branch_resolving": "waiting for a branch",
+    "dispatch_stall": "the dispatcher is held up",
+    "drain": "its stores are being written",
+    "imc_miss": "waiting for a constant",
+    "membar": "waiting at a memory fence",
+    "misc": "other",
+    "sleeping": "asleep",
+    "tex_throttle": "the queue to the texture unit is full",
+}
+"""What Nsight Compute calls the states of a warp, in words."""
+
+_COUNTED = {
+    "ns": DURATION,
+    "registers": "launch__registers_per_thread",
+    "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "tensor_busy": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "fma_busy": "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active",
+    "dram_read": READ,
+    "dram_written": WRITTEN,
+    "l2_bytes": "lts__t_bytes.sum",
+    "conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "shared": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    "latency": "smsp__average_warp_latency_per_inst_issued.ratio",
+} | {reason: f"smsp__average_warps_issue_stalled_{reason}_per_issue_active.ratio" for reason in STALLS}
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What the hardware counted while one kernel ran. `us`: its time; occupancy, tensor_busy and fma_busy: percent of
+    the warps an SM can hold, and of the cycles in which the tensor cores, or the multiply-adds of the CUDA cores, were
+    at work; bytes between DRAM and L2, and between L2 and the SMs; `conflicts`: extra passes over shared memory for
+    bank conflicts, for each of its accesses; `stalls`: what warps waited for, (words, percent of their time), the
+    longest first."""
+
+    function: str
+    kernel: str
+    us: float
+    registers: int
+    occupancy: float
+    tensor_busy: float
+    fma_busy: float
+    dram_read: int
+    dram_written: int
+    l2_bytes: int
+    conflicts: float
+    stalls: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        waits = ", ".join(f"{why} {share:.0f}%" for why, share in self.stalls[:3])
+        return (
+            f"{self.registers} registers a thread, occupancy {self.occupancy:.0f}%; tensor cores busy "
+            f"{self.tensor_busy:.0f}%, multiply-adds of the CUDA cores {self.fma_busy:.0f}%; DRAM "
+            f"{self.dram_read / 1e6:.0f} MB read and {self.dram_written / 1e6:.0f} MB written, "
+            f"{self.l2_bytes / 1e6:.0f} MB between L2 and the SMs; {self.conflicts:.2f} bank conflicts for each access "
+            f"to shared memory; a warp's time: {waits}."
+        )
+
+
+def counters(*functions: Callable[[], object]) -> str:
+    """What the hardware counted while each function's longest kernel ran, a line of JSON each: for `records.text`,
+    and `read_counters` makes `Counters` of it. One process for all of them."""
+    rows = _ncu(functions, list(_COUNTED.values()), ["--profile-from-start", "off"], repeats=1)
+    lines = []
+    for function, ((*kernels,),) in zip(functions, _by_call(rows, len(functions), 1), strict=True):
+        row = max(kernels, key=lambda row: _value(row, DURATION))
+        found = {name: _value(row, metric) for name, metric in _COUNTED.items()}
+        total = found["latency"]
+        waits = {words: 100 * found[reason] / total for reason, words in STALLS.items() if reason in found}
+        lines.append(
+            Counters(
+                function.__name__,
+                row["Kernel Name"].split("(")[0],
+                round(found["ns"] / 1e3, 2),
+                int(found["registers"]),
+                round(found["occupancy"], 1),
+                round(found["tensor_busy"], 1),
+                round(found["fma_busy"], 1),
+                int(found["dram_read"]),
+                int(found["dram_written"]),
+                int(found["l2_bytes"]),
+                round(found["conflicts"] / max(found["shared"], 1), 3),
+                tuple(sorted(((w, round(s, 1)) for w, s in waits.items()), key=lambda pair: -pair[1])),
+            )
+        )
+    return "\n".join(json.dumps(asdict(line)) for line in lines)
+
+
+def read_counters(text: str) -> dict[str, Counters]:
+    """What `counters` wrote, by function; a line that is none of it (where it was recorded) is passed over."""
+    found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return {one["function"]: Counters(**one | {"stalls": tuple(map(tuple, one["stalls"]))}) for one in found}
 
 
 # The marker splits the list of kernels into calls; torch's spin kernel, for no cycles, is one that no lesson uses.

@@ -145,6 +145,47 @@ def bars(
     return show.Picture(figure, text)
 
 
+def ladder(
+    steps: Sequence[tuple[str, str, object]], whole: str = "cuBLAS", title: str = "", chosen: str = "", source=None
+) -> show.Picture:
+    """Upright bars of the rungs of a ladder, as parts of `whole`, which is a dashed line at 1.
+
+    steps: (name, part of the ladder, `timing.Measurement`), in order; the figures of one part are of one colour.
+    chosen: the name of a rung that stands out. source: the `records.Figures` they came from.
+    """
+    where = source_of(source)
+    figure, axes = blank(title, height=4.2, source=where)
+    parts = list(dict.fromkeys(part for _, part, _ in steps))
+    said = {part: [] for part in parts}
+    for x, (name, part, measurement) in enumerate(steps):
+        color, hatch = PALETTE[parts.index(part) % len(PALETTE)], ("", "//", "..")[parts.index(part) % 3]
+        there = known(measurement.value)
+        bold = "bold" if name == chosen else "normal"
+        if there:
+            spread = [[measurement.value - known_or(measurement.low, measurement.value)],
+                      [known_or(measurement.high, measurement.value) - measurement.value]]  # fmt: skip
+            axes.bar(x, measurement.value, 0.75, color=color, hatch=hatch, edgecolor="white", label=part)
+            if name == chosen:
+                axes.bar(x, measurement.value, 0.75, fill=False, edgecolor=BLACK, linewidth=2.2)
+            axes.errorbar(x, measurement.value, yerr=spread, color=BLACK, capsize=2, linewidth=1)
+        axes.annotate(f"{measurement.value:.2f}" if there else "?", (x, measurement.value if there else 0), (0, 5),
+                      textcoords="offset points", ha="center", fontsize=8, fontweight=bold)  # fmt: skip
+        said[part].append(f"{name} {number(measurement.value) if there else MISSING}")
+    axes.axhline(1, color=BLACK, linestyle="--", linewidth=1.3, label=whole)
+    names = [name.partition(" ")[0] if name[:1].isdigit() else name for name, *_ in steps]
+    axes.set_xticks(range(len(steps)), names)
+    for tick, (name, *_) in zip(axes.get_xticklabels(), steps, strict=True):
+        tick.set_fontweight("bold" if name == chosen else "normal")
+    top = max([1.0, *(m.high for *_, m in steps if known(m.high))])
+    axes.set(xlabel="rung", ylabel=f"part of {whole}", ylim=(0, top * 1.12), xlim=(-0.7, len(steps) - 0.3))
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=4, frameon=False)
+    words = "; ".join(f"{part}: {', '.join(each)}" for part, each in said.items())
+    text = f"{title or 'The ladder'}: parts of {whole}, higher is better. {words}."
+    return show.Picture(figure, f"{text} {where}." if where else text)
+
+
 def _verdict(names, items, better, limit) -> str:
     """What the bars say together. A figure beyond the floor is no winner: it measured something else."""
     there = [(name, m) for name, (_, m) in zip(names, items, strict=True) if known(m.value)]
