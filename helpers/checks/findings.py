@@ -85,7 +85,8 @@ def limited(exercise: Exercise, inputs: tuple, facts: dict) -> list[Finding]:
         fact, most = facts[limit.fact], limit.most(*inputs)
         if fact > most * (1 + 1e-9):
             ran = _counted(facts.get("operators", []))
-            said = limit.says.format(fact=_amount(fact), most=_amount(most), operators=ran)
+            where = facts.get("where", "")
+            said = limit.says.format(fact=_amount(fact), most=_amount(most), operators=ran, where=where)
             return [Finding(limit.kind, said, {limit.fact: fact, "most": most})]
     return []
 

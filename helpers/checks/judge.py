@@ -239,7 +239,7 @@ class Trial:
             "entry": self.exercise.entry,
             "made_of": self.exercise.made_of,
             "seed": self.seed,
-            "trace": any(limit.fact in ("sectors", "bytes", "bank_ways") for limit in self.exercise.limits),
+            "trace": any(limit.fact in stage.TRACED for limit in self.exercise.limits),
             "drive": _travel(self.exercise.drive),
             "cases": [packed(i, case, twice and n == 0) for n, (i, case) in enumerate(cases)],
             "speed": speed,

@@ -6,7 +6,7 @@
 void summarise(Worker* w, std::map<std::tuple<uint64_t, int, int, int>, Access>& totals) {
   struct Lane {
     uint64_t address;
-    uint32_t size;
+    uint32_t size, number;
   };
   for (unsigned warp = 0; warp * WARP < w->threads; warp++) {
     std::map<std::tuple<uint64_t, int, int, int>, std::map<std::pair<uint32_t, uint32_t>, std::vector<Lane>>> requests;
@@ -17,7 +17,7 @@ void summarise(Worker* w, std::map<std::tuple<uint64_t, int, int, int>, Access>&
         auto& all = requests[{e.pc, e.kind, e.space, e.range}];
         auto& k = times[e.pc * 4 + e.kind];
         k = {e.met, k.first == e.met ? k.second + 1 : 0};
-        all[k].push_back({e.address, e.size});
+        all[k].push_back({e.address, e.size, i % WARP});
       }
       log.clear();
     }
@@ -38,14 +38,16 @@ void summarise(Worker* w, std::map<std::tuple<uint64_t, int, int, int>, Access>&
         // Shared memory serves 32 banks of 4 bytes at a time: a warp's 8-byte accesses go in two halves, 16-byte ones
         // in four quarters; within each, distinct words of one bank need a pass each.
         unsigned group = widest >= 16 ? 8 : widest >= 8 ? 16 : 32;
-        for (size_t from = 0; from < lanes.size(); from += group) {
+        for (unsigned from = 0; from < WARP; from += group) {
           std::set<uint64_t> words[WARP];
           size_t most = 0;
-          for (size_t i = from; i < std::min(lanes.size(), from + group); i++)
-            for (uint64_t word = lanes[i].address / 4; word <= (lanes[i].address + lanes[i].size - 1) / 4; word++)
+          for (auto& x : lanes) {
+            if (x.number / group != from / group) continue;
+            for (uint64_t word = x.address / 4; word <= (x.address + x.size - 1) / 4; word++)
               words[word % WARP].insert(word);
+          }
           for (auto& bank : words) most = std::max(most, bank.size());
-          total.passes += most, total.least_passes++;
+          total.passes += most, total.least_passes += most > 0;
         }
       }
     }

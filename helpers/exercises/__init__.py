@@ -89,7 +89,7 @@ def far(x: torch.Tensor, beyond: int = 2**31) -> torch.Tensor:
 
     On the CPU virtual memory that is never touched: it costs what the rows hold. A GPU needs the case's `memory_bytes`.
     """
-    stride = beyond // (x.shape[0] - 1) + 64
+    stride = (beyond // (x.shape[0] - 1) // 64 + 1) * 64  # rows begin where 16 bytes can be loaded at once
     memory = mmap.mmap(-1, (stride * (x.shape[0] - 1) + x.shape[1]) * x.element_size())
     return torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, (stride, 1)).copy_(x)
 
@@ -120,11 +120,13 @@ class Limit:
     triton, cuda: "launches"; "bytes" and "sectors" that its kernels ask for. triton also "program_bytes", those of the
     one program that asks for most; "programs"; and "wave_bytes", the different bytes that each `wave` consecutive
     programs load, summed over the waves. cuda also "bank_ways", the worst of its shared accesses (1.0: no conflict;
-    0.0: there are none). torch: "launches" (operators that launch something) and "bytes" that these must move. What
-    `drive` returns as facts counts too. Both modes count all this on the CPU, so exactly. And "dram_bytes", triton and
+    0.0: there are none); "shared_requests" and "load_requests", the instructions of warps that access shared memory,
+    and that load from global memory; "local_bytes" of a thread, what it keeps in local memory for want of registers.
+    torch: "launches" (operators that launch something) and "bytes" that these must move. What `drive` returns as facts
+    counts too. Both modes count all this on the CPU, so exactly. And "dram_bytes", triton and
     cuda: what a call with `inputs` (as in Case, large) reads from memory, by a GPU's counters where they may be read.
     most, wave: called with the case's inputs. kind: of the finding. says: one sentence with {fact}, {most} and, if it
-    likes, {operators}: the PyTorch operators that launched something.
+    likes, {operators}, the PyTorch operators that launched something, and {where}, the line of the worst bank_ways.
     """
 
     fact: str

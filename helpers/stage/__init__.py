@@ -6,6 +6,19 @@ what came before a crash is known. Whatever an answer does to this process, only
 
 from .guards import POISON, image, laid_out
 from .parcels import Other, as_bytes, decode, encode, frames, put
-from .play import ORDERS, play
+from .play import ORDERS, TRACED, play
 
-__all__ = ["ORDERS", "POISON", "Other", "as_bytes", "decode", "encode", "frames", "image", "laid_out", "play", "put"]
+__all__ = [
+    "ORDERS",
+    "POISON",
+    "TRACED",
+    "Other",
+    "as_bytes",
+    "decode",
+    "encode",
+    "frames",
+    "image",
+    "laid_out",
+    "play",
+    "put",
+]

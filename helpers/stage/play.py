@@ -21,6 +21,9 @@ from .watching import Launches, Watch, watch_cuda, watch_triton, watch_values
 SHIPPED_BYTES = 1 << 30
 """Of a larger output only the shape is handed over."""
 
+TRACED = ("sectors", "bytes", "bank_ways", "shared_requests", "load_requests")
+"""Facts of CUDA kernels that only a trace of their accesses tells."""
+
 ORDERS = ("forward", "reverse", "shuffle")
 FILE = os.path.abspath("answer.py")
 
@@ -180,10 +183,15 @@ class Play:
             facts["bytes"] = ledger.total(watch.launches)
             return facts
         facts["launches"] = len(self.launches.kernels)
+        facts["local_bytes"] = self.launches.local_bytes
         if isinstance(log, list):
             facts["sectors"] = sum(t.sectors for t in log)
             facts["bytes"] = sum(t.bytes_read + t.bytes_written for t in log)
-            facts["bank_ways"] = max([a.ways for t in log for a in t if a.space == "shared"], default=0.0)
+            shared = [a for t in log for a in t if a.space == "shared"]
+            facts["bank_ways"] = max([a.ways for a in shared], default=0.0)
+            facts["shared_requests"] = sum(a.requests for a in shared)
+            facts["load_requests"] = sum(a.requests for t in log for a in t if (a.kind, a.space) == ("load", "global"))
+            facts["where"] = max(shared, key=lambda a: a.ways).text if shared else ""
         elif log is not None:
             facts["sectors"] = log.sectors
             facts["bytes"], facts["program_bytes"] = log.bytes, log.program_bytes
