@@ -8,9 +8,9 @@ The same constructor and call as `cupy.RawModule`, on torch tensors, on torch's 
 unmodified source is compiled with g++ and run for its values; `Kernel.trace` and `Kernel.check_races` work anywhere.
 """
 
-from .arguments import BadArgument
+from .arguments import BadArgument, LaunchError
 from .faults import AssertFailed, Deadlock, KernelError, OutOfBounds
-from .module import Kernel, LaunchError, RawModule
+from .module import Kernel, RawModule
 from .nvrtc import Binary, CompileError, Resources, compile, tool  # noqa: A004  (cuda.compile is its name)
 from .tma import TensorMap, tensor_map
 from .trace import Access, Race, Trace, record

@@ -36,6 +36,10 @@ class Value:
     name: str = ""
 
 
+class LaunchError(Plain, ValueError):
+    """A launch that a GPU would refuse."""
+
+
 class BadArgument(Plain, TypeError):
     """An argument that does not fit its parameter; the message names both."""
 
@@ -167,6 +171,9 @@ def _tensor(arg: torch.Tensor, parameter: Parameter, spelled: Declared, where: s
     if arg.device.type != device:
         mend = 'tensor.to("cuda")' if device == "cuda" else "tensor.cpu()"
         raise BadArgument(f"{where} is on {str(arg.device)!r}, but this kernel runs on {device!r}: use {mend}.")
+    if arg.is_cuda and arg.device.index != torch.cuda.current_device():
+        here = torch.cuda.current_device()
+        raise BadArgument(f"{where} is on {str(arg.device)!r}, but the current GPU, which runs the kernel, is {here}.")
     allowed = _ITEMS.get(spelled.type[:-1].strip()) if spelled.type.count("*") == 1 else None
     if allowed and arg.dtype not in allowed:
         wanted = str(allowed[0]).removeprefix("torch.")

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .arguments import Value
+from .. import machine
+from .arguments import LaunchError, Value
 from .nvrtc import Binary
 
 
@@ -21,6 +22,8 @@ class GpuModule:
     def __init__(self, binary: Binary):
         import cupy
 
+        if not _runs(binary.arch, machine.here().arch):
+            raise LaunchError(f"This was compiled for {binary.arch}, and the GPU here is {machine.here().arch}.")
         self._binary = binary
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name, "kernel.cubin")
@@ -33,12 +36,13 @@ class GpuModule:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(self._binary.lowered[name])
+        _refuse_other_streams(name)
         if shared_mem + self._binary.kernels[name].shared_bytes > 48 << 10 and shared_mem > self._shared.get(name, 0):
             function.max_dynamic_shared_size_bytes = shared_mem
             self._shared[name] = shared_mem
         raw = [np.frombuffer(v.bytes, _raw_type(len(v.bytes))) for v in values]
         capturing = torch.cuda.is_current_stream_capturing()
-        with _torch_stream(), _printing(self._binary, capturing):
+        with _torch_stream(), _printing(self._binary, capturing), _refusals(name, grid, block, shared_mem):
             function(grid, block, tuple(raw), shared_mem=shared_mem)
 
     def variable(self, name: str) -> torch.Tensor:
@@ -59,6 +63,47 @@ def _size_in_ptx(ptx: str, name: str) -> int:
     if not m:
         raise KeyError(f"The source has no __constant__ or __device__ variable {name!r}.")
     return int(m[1]) // 8 * int(m[2] or 1)
+
+
+def _runs(built: str, here: str) -> bool:
+    """Whether code for one architecture runs on another: of the same generation and not newer; "sm_90a" on sm_90."""
+    (major, minor), (our_major, our_minor) = (divmod(int(re.sub(r"\D", "", a)), 10) for a in (built, here))
+    return major == our_major and (minor == our_minor if built.endswith("a") else minor <= our_minor)
+
+
+_REFUSALS = (
+    "INVALID_VALUE",
+    "LAUNCH_OUT_OF_RESOURCES",
+    "INVALID_CLUSTER_SIZE",
+    "NOT_SUPPORTED",
+    "INVALID_CONFIGURATION",
+)
+
+
+@contextmanager
+def _refusals(name: str, grid, block, shared_mem: int):
+    """What the driver refuses before anything has run, as a sentence; other errors pass."""
+    import cupy
+
+    try:
+        yield
+    except cupy.cuda.driver.CUDADriverError as error:
+        if not str(error).startswith(tuple(f"CUDA_ERROR_{why}" for why in _REFUSALS)):
+            raise
+        tried = f"grid {grid}, block {block}, {shared_mem:,} bytes of dynamic shared memory"
+        raise LaunchError(f"{name}: the GPU refused this launch ({tried}): {error}") from error
+
+
+def _refuse_other_streams(name: str) -> None:
+    """A stream of CuPy's alone, entered with `with stream:`, is not waited for by torch, whose tensors these are."""
+    import cupy
+
+    theirs = cupy.cuda.get_current_stream().ptr
+    if theirs and theirs != torch.cuda.current_stream().cuda_stream:
+        raise LaunchError(
+            f"{name}: kernels are launched on torch's current stream, but CuPy's current stream is another: "
+            f"with torch.cuda.stream(torch.cuda.ExternalStream({theirs})) makes it torch's too."
+        )
 
 
 @contextmanager

@@ -4,27 +4,23 @@ import ctypes
 import sys
 from collections.abc import Sequence
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
 
 from .. import machine
 from ..interpreter import span
-from ..machine import Plain
 from . import abi, cpu, faults, nvrtc
 from . import trace as tracing
-from .arguments import Declared, Value, bind, declared
+from .arguments import Declared, LaunchError, Value, bind, declared
 from .gpu import GpuModule
 
 MOST_THREADS = 1024
 MOST_BLOCK = (1024, 1024, 64)
 MOST_GRID = (2**31 - 1, 65535, 65535)
-HOPPER_SHARED = 232_448
-"""Bytes of shared memory that a block may have on sm_90: the limit applied in CPU mode."""
-
-
-class LaunchError(Plain, ValueError):
-    """A launch that a GPU would refuse."""
+MOST_CLUSTER = 8
+"""Blocks of a cluster that every card with clusters can run together."""
 
 
 class RawModule:
@@ -204,7 +200,15 @@ class Kernel:
                 f"{self.name}: {threads:,} threads of {self.resources.registers} registers need {registers:,}, and an "
                 f"SM has 65,536: use fewer threads, or __launch_bounds__({threads}), which limits the registers."
             )
-        limit = machine.here().shared_bytes_per_block or HOPPER_SHARED
+        sides = self.resources.cluster
+        if any(g % c for g, c in zip(grid, sides, strict=True)):
+            raise LaunchError(f"{self.name}: a grid of {grid} is no whole number of clusters of {sides} blocks.")
+        if prod(sides) > MOST_CLUSTER:
+            raise LaunchError(
+                f"{self.name}: a cluster of {sides} has {prod(sides)} blocks; it may have {MOST_CLUSTER}."
+            )
+        arch = self.module.binary.arch.rstrip("af")
+        limit = machine.shared_limit(arch if arch in machine.SHARED_KB and not machine.gpu() else "")
         if shared_mem < 0 or self.resources.shared_bytes + shared_mem > limit:
             raise LaunchError(
                 f"{self.name}: {shared_mem:,} bytes of dynamic and {self.resources.shared_bytes:,} of static shared "

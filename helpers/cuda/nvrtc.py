@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 
 from .. import machine
@@ -44,6 +45,7 @@ class Resources:
     """What ptxas gave one kernel. Bytes are per thread, but `shared_bytes` (static) is per block.
 
     `max_threads`: the most threads a block may have, from `__launch_bounds__`; 0 where the source sets none.
+    `cluster`: the blocks of a cluster along x, y, z, from `__cluster_dims__`.
     """
 
     registers: int
@@ -52,6 +54,7 @@ class Resources:
     spill_loads_bytes: int
     stack_bytes: int
     max_threads: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
     @property
     def spill_bytes(self) -> int:
@@ -151,7 +154,7 @@ def _compile(code: str, arch: str, options: tuple[str, ...], expressions: tuple[
         arch,
         ptx,
         cubin,
-        {n: Resources(*resources[e], max_threads=entries[e][1]) for n, e in lowered.items()},
+        {n: Resources(*resources[e], *entries[e][1:]) for n, e in lowered.items()},
         {n: entries[e][0] for n, e in lowered.items()},
         lowered,
         log,
@@ -222,8 +225,8 @@ _TOO_MUCH = (
 )
 
 
-def _entries(ptx: str) -> dict[str, tuple[tuple[Parameter, ...], int]]:
-    """Entry functions of a PTX text: lowered name -> (parameters, maximal threads of a block or 0)."""
+def _entries(ptx: str) -> dict[str, tuple[tuple[Parameter, ...], int, tuple[int, int, int]]]:
+    """Entry functions of a PTX text: lowered name -> (parameters, maximal threads of a block or 0, cluster)."""
     out = {}
     for m in re.finditer(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?([^{;]*)\{", ptx):
         parameters = tuple(
@@ -232,11 +235,13 @@ def _entries(ptx: str) -> dict[str, tuple[tuple[Parameter, ...], int]]:
             else Parameter("bytes", int(p["count"]), int(p["align"] or 1))
             for p in _PARAMETER.finditer(m[2] or "")
         )
-        limit = re.search(r"\.(?:max|req)ntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", m[3])
-        threads = 0
-        if limit:
-            threads = int(limit[1]) * int(limit[2] or 1) * int(limit[3] or 1)
-        out[m[1]] = (parameters, threads)
+        sides = {
+            name: tuple(int(n) for n in found[1].split(","))
+            for name in ("(?:max|req)ntid", "reqnctapercluster")
+            if (found := re.search(rf"\.{name}\s+(\d+(?:\s*,\s*\d+)*)", m[3]))
+        }
+        cluster = (*sides.get("reqnctapercluster", ()), 1, 1, 1)[:3]
+        out[m[1]] = (parameters, prod(sides.get("(?:max|req)ntid", (0,))), cluster)
     return out
 
 
