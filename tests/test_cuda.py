@@ -499,6 +499,193 @@ def test_an_endless_kernel_can_be_interrupted(loop):
         kernel((1,), (2,), (torch.zeros(1, dtype=torch.int32),))
 
 
+# ---- tensor-core fragments
+
+WMMA = numbered(r"""
+#include <mma.h>
+using namespace nvcuda;
+using A = wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major>;
+using Sum = wmma::fragment<wmma::accumulator, 16, 16, 16, float>;
+template <class L> constexpr bool by_rows = false;
+template <> constexpr bool by_rows<wmma::row_major> = true;
+template <int M, int N, int K, class T, class S, class LA, class LB>
+__global__ void product(const typename wmma::fragment<wmma::matrix_a, M, N, K, T, LA>::storage_element_type* a,
+                        const typename wmma::fragment<wmma::matrix_b, M, N, K, T, LB>::storage_element_type* b, S* c,
+                        bool rows) {
+  wmma::fragment<wmma::matrix_a, M, N, K, T, LA> fa;
+  wmma::fragment<wmma::matrix_b, M, N, K, T, LB> fb;
+  wmma::fragment<wmma::accumulator, M, N, K, S> sum;
+  wmma::layout_t layout = rows ? wmma::mem_row_major : wmma::mem_col_major;
+  wmma::load_matrix_sync(sum, c, rows ? N : M, layout);
+  wmma::load_matrix_sync(fa, a, by_rows<LA> ? K : M);
+  wmma::load_matrix_sync(fb, b, by_rows<LB> ? N : K);
+  wmma::mma_sync(sum, fa, fb, sum);
+  for (int i = 0; i < sum.num_elements; i++) sum.x[i] = sum.x[i] * S(2.0f);
+  wmma::store_matrix_sync(c, sum, rows ? N : M, layout);
+}
+extern "C" {
+__global__ void narrow(const half* a, float* c) { A fa; wmma::load_matrix_sync(fa, a, 20); }
+__global__ void shifted(const half* a, float* c) { A fa; wmma::load_matrix_sync(fa, a + 8, 24); }
+__global__ void narrow_sum(const half* a, float* c) {
+  Sum f;
+  wmma::fill_fragment(f, 0.0f);
+  wmma::store_matrix_sync(c, f, 18, wmma::mem_row_major);
+}
+__global__ void half_a_warp(const half* a, float* c) {
+  A fa;
+  if (threadIdx.x < 16) wmma::load_matrix_sync(fa, a, 16);
+  __syncthreads();
+}
+__global__ void after_return(const half* a, float* c) {
+  A fa;
+  if (threadIdx.x > 27) return;
+  wmma::load_matrix_sync(fa, a, 16);
+}
+__global__ void own_tiles(const half* a, float* c) { A fa; wmma::load_matrix_sync(fa, a + 16 * threadIdx.x, 16); }
+__global__ void two_calls(const half* a, float* c) {
+  A fa;
+  if (threadIdx.x < 16) wmma::load_matrix_sync(fa, a, 16);
+  else wmma::load_matrix_sync(fa, a + 256, 16);
+}
+__global__ void past(const half* a, float* c) { A fa; wmma::load_matrix_sync(fa, a + 256, 56); }
+__global__ void past_shared(const half* a, float* c) {
+  __shared__ float s[240];
+  Sum f;
+  wmma::fill_fragment(f, 0.0f);
+  wmma::store_matrix_sync(s, f, 16, wmma::mem_row_major);
+}
+__global__ void unfilled(const half* a, float* c) { Sum f; wmma::store_matrix_sync(c, f, 16, wmma::mem_row_major); }
+__global__ void overlapping(const half* a, float* c) {
+  __shared__ float s[512];
+  Sum f;
+  wmma::fill_fragment(f, 0.0f);
+  wmma::store_matrix_sync(s + 128 * (threadIdx.x / 32), f, 16, wmma::mem_row_major);
+}
+__global__ void staged(const half* a, float* c) {
+  __shared__ half s[256];
+  __shared__ float sums[256];
+  for (int i = threadIdx.x; i < 256; i += blockDim.x) s[i] = a[i];
+  BARRIER
+  A fa;
+  wmma::load_matrix_sync(fa, s, 16);
+  Sum f;
+  wmma::fill_fragment(f, 0.0f);
+  wmma::store_matrix_sync(sums, f, 16, wmma::mem_row_major);
+  BARRIER
+  c[threadIdx.x] = sums[threadIdx.x];
+}
+__global__ void pitches(const half* a, float* c) {
+  __shared__ half s[1024];
+  for (int i = threadIdx.x; i < 1024; i += blockDim.x) s[i] = a[i];
+  __syncthreads();
+  A fa;
+  wmma::load_matrix_sync(fa, s, 64);
+  wmma::load_matrix_sync(fa, s, 16);
+  wmma::load_matrix_sync(fa, s, 24);
+  wmma::load_matrix_sync(fa, a, 32);
+  Sum f;
+  wmma::fill_fragment(f, 0.0f);
+  wmma::store_matrix_sync(c, f, 16, wmma::mem_row_major);
+  wmma::store_matrix_sync(c, f, 16, wmma::mem_col_major);
+}
+}
+""")
+SHAPES = [
+    *((m, n, 16, kind, dtype) for m, n in ((16, 16), (32, 8), (8, 32)) for kind, dtype in (
+        ("__half", torch.float16), ("__nv_bfloat16", torch.bfloat16))),
+    (16, 16, 8, "nvcuda::wmma::precision::tf32", torch.float32),
+]  # fmt: skip
+
+
+def products() -> dict[str, tuple]:
+    """Name expressions of `product`, with the shape, the dtypes and whether a and b are stored by rows."""
+    layouts = {True: "nvcuda::wmma::row_major", False: "nvcuda::wmma::col_major"}
+    out = {}
+    for m, n, k, kind, dtype in SHAPES:
+        for sums in ("float", "__half")[: 1 + (kind == "__half")]:
+            for a, b in ((True, False), (False, True)):
+                name = f"product<{m}, {n}, {k}, {kind}, {sums}, {layouts[a]}, {layouts[b]}>"
+                out[name] = (m, n, k, dtype, {"float": torch.float32, "__half": torch.float16}[sums], a, b)
+    return out
+
+
+@pytest.fixture(scope="module")
+def fragments() -> cuda.RawModule:
+    return cuda.RawModule(code=WMMA, options=("-DBARRIER=__syncthreads();",), name_expressions=tuple(products()))
+
+
+@pytest.mark.parametrize("name", products())
+def test_fragments_of_every_shape_type_and_layout(fragments, name):
+    m, n, k, dtype, sums, a_rows, b_rows = products()[name]
+    torch.manual_seed(1)
+    a, b, c = (torch.randn(shape, device=DEVICE) for shape in ((m, k), (k, n), (m, n)))
+    if dtype == torch.float32:  # as tf32 holds them
+        a, b = ((x.view(torch.int32) & -(1 << 13)).view(torch.float32) for x in (a, b))
+    a, b, c = a.to(dtype), b.to(dtype), c.to(sums)
+    want = 2 * (c.double() + a.double() @ b.double())
+    for rows in (True, False):
+        for order in ("forward", "reverse", "shuffle"):
+            out = c.clone() if rows else c.T.contiguous()
+            given = [x if by_rows else x.T.contiguous() for x, by_rows in ((a, a_rows), (b, b_rows))]
+            fragments.get_function(name)((1,), (32,), (*given, out, rows), order=order)
+            off = ((out if rows else out.T).double() - want).abs().max() / want.abs().max()
+            assert off < (1e-6 if sums == torch.float32 else 1e-3)
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    "kernel, threads, error, match",
+    [
+        ("narrow", 32, cuda.KernelError, "leading dimension is 20; for elements of 2 bytes .* a multiple of 8"),
+        ("shifted", 32, cuda.KernelError, "the tile begins 16 bytes past a multiple of 32"),
+        ("narrow_sum", 32, cuda.KernelError, "leading dimension is 18; for elements of 4 bytes .* a multiple of 4"),
+        ("half_a_warp", 32, cuda.Deadlock, r"waits at load_matrix_sync for the 32 lanes .*__syncthreads\(\) in line"),
+        ("after_return", 32, cuda.Deadlock, "32 lanes of its warp, and 4 of them have returned"),
+        ("unfilled", 48, cuda.Deadlock, "store_matrix_sync .* 16 of them are not in the block"),
+        ("own_tiles", 32, cuda.KernelError, "lanes of one warp give different addresses"),
+        ("two_calls", 32, cuda.Deadlock, "meet at different"),
+        ("past", 32, cuda.OutOfBounds, "reads 4 bytes past the end of `a` .element 1,"),
+        ("past_shared", 32, cuda.OutOfBounds, "writes 8 bytes outside the block's __shared__ arrays"),
+    ],
+)
+def test_misused_fragments_are_sentences(fragments, kernel, threads, error, match):
+    with pytest.raises(error, match=match) as caught:
+        fragments.get_function(kernel)((1,), (threads,), (torch.zeros(1024).half(), zeros(512)))
+    assert "_matrix_sync(" in WMMA.splitlines()[caught.value.line - 1]
+
+
+@on_cpu
+def test_a_fragment_that_nothing_filled_holds_no_number(fragments):
+    out = zeros(256)
+    fragments.get_function("unfilled")((1,), (32,), (torch.zeros(8).half(), out))
+    assert out.isnan().all()
+
+
+def test_fragments_race_through_shared_memory():
+    arguments = torch.zeros(256, device=DEVICE).half(), zeros(256)
+
+    def found(kernel: str, threads: int, barrier: str) -> list:
+        module = cuda.RawModule(code=WMMA.replace("BARRIER", barrier))
+        races = module.get_function(kernel).check_races((1,), (threads,), arguments)
+        return [{race.kind, race.other_kind} for race in races]
+
+    assert found("overlapping", 64, "") == [{"store"}]
+    assert found("staged", 64, "__syncthreads();")[:1] == [{"store"}]  # both warps store one tile
+    assert found("staged", 32, "__syncthreads();") == found("staged", 32, "__syncwarp();") == []
+    assert found("staged", 32, "") == [{"load", "store"}] * 2  # what lanes wrote; what the fragment wrote
+
+
+def test_requests_of_fragments(fragments):
+    trace = fragments.get_function("pitches").trace((1,), (32,), (torch.zeros(1024).half(), zeros(256)))
+    number = next(i for i, text in enumerate(WMMA.splitlines(), 1) if "(fa, s, 64)" in text)
+    loads = [trace.line(number + i, "load") for i in range(4)]
+    assert [(a.requests, a.bytes, a.bytes_per_lane) for a in loads] == [(4, 512, 4)] * 4
+    assert [a.ways for a in loads[:3]] == [8, 2, 1] and loads[3].sectors_per_request == 8
+    rows, columns = trace.line(number + 6, "store"), trace.line(number + 7, "store")
+    assert (rows.requests, rows.bytes_per_lane, rows.sectors_per_request) == (4, 8, 8)
+    assert (columns.requests, columns.bytes_per_lane, columns.sectors_per_request) == (8, 4, 4)
+
+
 # ---- looking at accesses; on a GPU machine too
 
 

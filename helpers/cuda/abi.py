@@ -18,7 +18,8 @@ RUN, TRACE, RACES = range(3)
     DIVISION,
     SEGMENTATION,
     INTERRUPTED,
-) = range(11)
+    MISUSE,
+) = range(12)
 
 
 class U3(ctypes.Structure):

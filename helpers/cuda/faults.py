@@ -54,7 +54,9 @@ def raise_for(outcome: Outcome, library: Library, kernel: str, code: str, names:
                 f"this __syncthreads() stands in an `if`; {f.waiting} threads wait here, and {where} returned without "
                 "coming here: undefined on a GPU."
             )
-        elif f.other_line:
+        elif f.text:
+            message = f"{where} waits at {f.text.decode()}: all of a warp must reach this call together."
+        if f.text != b"left" and f.other_line:
             message = (
                 message[:-1] + f"; {f.waiting} threads of its block wait at __syncthreads() in line {f.other_line}."
             )
@@ -67,6 +69,8 @@ def raise_for(outcome: Outcome, library: Library, kernel: str, code: str, names:
         message = f"{where} (lane {_lane(f)}) calls a *_sync function with a mask that leaves out its own lane."
     elif f.fault == abi.ASSERTION:
         kind, message = AssertFailed, f"{where}: assertion `{f.text.decode(errors='replace')}` failed."
+    elif f.fault == abi.MISUSE:
+        message = f"{where}, {f.text.decode()}."
     elif f.fault == abi.TRAP:
         message = f"{where} called __trap()."
     elif f.fault == abi.DIVISION:

@@ -114,7 +114,8 @@ class Kernel:
     def trace(self, grid, block, args=(), shared_mem: int = 0, blocks: int | None = 1) -> tracing.Trace:
         """Every memory access of the first `blocks` blocks (None: all), by source line; run on copies of `args`.
 
-        It is always the CPU runner's, on a GPU machine too: accesses as the source writes them.
+        It is always the CPU runner's, on a GPU machine too: accesses as the source writes them; those of a wmma
+        fragment as NVIDIA's compiler makes them, in requests of 4 or 8 bytes a lane (see runner_wmma.h).
         """
         outcome, values = self._on_copies(grid, block, args, shared_mem, abi.TRACE, blocks or 0)
         return self._trace(outcome, values)

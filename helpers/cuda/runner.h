@@ -16,6 +16,10 @@
 #include <stdlib.h>
 #include <vector_types.h>
 #include <vector_functions.h>
+#ifdef CC_WMMA
+#define CC_HALF
+#define CC_BFLOAT16
+#endif
 #ifdef CC_HALF
 #include <cuda_fp16.h>
 #endif
@@ -50,8 +54,13 @@
 #define __maxnreg__(...)
 #define __cluster_dims__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// One copy per OS thread, and an OS thread runs one block at a time. "used": else what is never written is taken for zero.
-#define __shared__ __attribute__((used)) thread_local
+// One copy per OS thread, and an OS thread runs one block at a time. "used": else what is never written is taken for
+// zero. "constinit": else g++ guards arrays of __half, and its looks at the guard are taken for the kernel's.
+#ifdef CC_WMMA  // fragments are loaded from multiples of 32 bytes, and on a GPU a block's arrays begin at such
+#define __shared__ __attribute__((used, aligned(32))) constinit thread_local
+#else
+#define __shared__ __attribute__((used)) constinit thread_local
+#endif
 #undef __CUDA_ARCH__
 #define __CUDA_ARCH__ 900
 
@@ -275,6 +284,9 @@ CC_PLAIN void call(void (*kernel)(P...), void** arguments) {
   call(kernel, arguments, std::index_sequence_for<P...>{});
 }
 }  // namespace cc
+#ifdef CC_WMMA
+#include "runner_wmma.h"
+#endif
 #define CC_EXPORT __attribute__((visibility("default")))
 #define CC_ENTRY(number, ...) \
   extern "C" CC_EXPORT CC_PLAIN void cc_entry_##number(void** arguments) { cc::call(__VA_ARGS__, arguments); }

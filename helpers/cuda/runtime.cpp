@@ -127,6 +127,8 @@ void deadlock(Worker* w) {
   if (!f) return;
   out->thread = f->index;
   out->line = f->line;
+  if (at_warp && at_warp->operation == TOGETHER) 
+    snprintf(out->text, sizeof out->text, "%s for the 32 lanes of its warp, and some never come", at_warp->name);
   if (at_warp && at_block) out->other_line = at_block->line;
 }
 
@@ -321,6 +323,22 @@ unsigned cc_active(int line) {
   to_worker(f);
   return f->result;
 }
+
+void cc_together(void* mine, void (*all)(void* const*), int line, const char* name) {
+  Fiber* f = self();
+  f->together = all, f->name = name;
+  meet(~0u, (uint64_t)mine, 0, TOGETHER, line);
+}
+void cc_touch(void* address, size_t size, bool store, void* pc) { touch(address, size, store ? WRITE : READ, pc, true); }
+void cc_misuse(int line, const char* format, ...) {
+  char text[sizeof Failure::text];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  fail_at_line(self(), MISUSE, line, text);
+}
+unsigned char cc_poison() { return launches ? POISON[self()->worker->launch->order] : 0; }
 
 void cc_atomic(void* address, size_t size, void* pc) { touch(address, size, ATOMIC, pc, true); }
 void cc_fence() {

@@ -29,6 +29,7 @@ enum Fault : int32_t {
   DIVISION,
   SEGMENTATION,
   INTERRUPTED,
+  MISUSE,           // of a fragment: `text` says how
 };
 
 enum Nearest : int32_t { NOTHING = -1, DYNAMIC_SHARED = -2, STATIC_SHARED = -3 };
@@ -104,6 +105,11 @@ void cc_sync_warp(unsigned mask, int line);
 uint64_t cc_exchange(unsigned mask, uint64_t value, int source, int op, int line);
 unsigned cc_vote(unsigned mask, uint64_t value, int op, int line);
 unsigned cc_active(int line);
+// waits for the warp's 32 lanes; when the last has come, `all` sees what each gave as `mine`, once
+void cc_together(void* mine, void (*all)(void* const* of_lanes), int line, const char* name);
+void cc_touch(void* address, size_t size, bool store, void* pc);
+[[noreturn]] void cc_misuse(int line, const char* format, ...) __attribute__((format(printf, 2, 3)));
+unsigned char cc_poison();
 void cc_atomic(void* address, size_t size, void* pc);
 void cc_fence();
 void cc_assert(const char* text, int line);

@@ -30,7 +30,7 @@ void release_block(Worker* w) {
   block_met(w);
 }
 
-enum Op { SHUFFLE_OP, BALLOT, MATCH, ADD, SMIN, SMAX, UMIN, UMAX, AND, OR, XOR, SYNC };
+enum Op { SHUFFLE_OP, BALLOT, MATCH, ADD, SMIN, SMAX, UMIN, UMAX, AND, OR, XOR, SYNC, TOGETHER };
 
 uint64_t combine(int op, uint64_t a, uint64_t b) {
   auto x = (uint32_t)a, y = (uint32_t)b;
@@ -57,6 +57,16 @@ bool try_warp(Worker* w, unsigned warp, unsigned mask) {
     if (f->mask != mask) return false;
     if (f->operation != first->operation || (f->line != first->line && f->operation != SYNC))
       fail_at_line(w->running, MIXED_BARRIERS, first->line, "warp", f->line);
+  }
+  if (first->operation == TOGETHER) {
+    if (lanes != ~0u) {
+      const char* where = exists(w, warp) == ~0u ? "have returned" : "are not in the block";
+      fail_at_call(w, first, DEADLOCK, "%s for the 32 lanes of its warp, and %u of them %s", first->name,
+                   WARP - __builtin_popcount(lanes), where);
+    }
+    void* of_lanes[WARP];
+    for (unsigned lane = 0; lane < WARP; lane++) of_lanes[lane] = (void*)w->stacks.fiber(warp * WARP + lane)->value;
+    first->together(of_lanes);
   }
   uint64_t all = 0;
   bool begun = false;
@@ -87,7 +97,7 @@ bool try_warp(Worker* w, unsigned warp, unsigned mask) {
     f->state = READY, f->met += whole;
   }
   w->waiting[warp] &= ~lanes;
-  warp_met(w, warp, lanes);
+  if (first->operation != TOGETHER) warp_met(w, warp, lanes);  // fragments order no other access to memory
   return true;
 }
 

@@ -34,6 +34,17 @@ Failure* first_failure(Worker* w, Fiber* f, Fault fault) {  // null when somethi
   abandon(f);
 }
 
+[[noreturn, gnu::format(printf, 4, 5)]] void fail_at_call(Worker* w, Fiber* f, Fault fault, const char* format, ...) {
+  if (Failure* out = first_failure(w, f, fault)) {
+    out->line = f->line;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(out->text, sizeof out->text, format, arguments);
+    va_end(arguments);
+  }
+  abandon(w->running);
+}
+
 [[noreturn]] void fail_at_address(Fiber* f, Fault fault, uint64_t pc, uint64_t address, size_t size, unsigned kind) {
   Launch* l = f->worker->launch;
   if (Failure* out = first_failure(f->worker, f, fault)) {

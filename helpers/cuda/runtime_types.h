@@ -34,6 +34,8 @@ struct Fiber {
   int line, operation, source;
   unsigned mask;
   uint64_t value, result;
+  void (*together)(void* const*);
+  const char* name;      // of the call at which it waits for its whole warp
   uint32_t turn;
   uint32_t met;          // barriers passed, of the block and of the whole warp
   uint32_t clock[WARP];  // for races: how far this lane knows each lane of its warp

@@ -12,7 +12,7 @@ NOT_ON_A_CPU = "This CUDA C compiles for a GPU, but the CPU runner cannot run it
 _ANSWERED = re.compile(
     r"^[ \t]*#[ \t]*include[ \t]*[<\"](?:cuda_runtime(?:_api)?\.h|"
     r"device_launch_parameters\.h|cuda\.h|cassert|assert\.h|"
-    r"vector_types\.h|vector_functions\.h|cuda_fp16\.h|cuda_bf16\.h|cuda_fp16\.hpp|cuda_bf16\.hpp)[>\"]",
+    r"vector_types\.h|vector_functions\.h|mma\.h|cuda_fp16\.h|cuda_bf16\.h|cuda_fp16\.hpp|cuda_bf16\.hpp)[>\"]",
     re.M,
 )
 _GPU_ONLY = {
@@ -22,7 +22,6 @@ _GPU_ONLY = {
     r"<<<": "a launch from a kernel",
 }
 _GPU_ONLY_HEADERS = {
-    r"^[ \t]*#[ \t]*include[ \t]*[<\"]mma\.h": "a tensor-core fragment (mma.h)",
     r"^[ \t]*#[ \t]*include[ \t]*[<\"]cooperative_groups": "cooperative_groups.h",
     r"^[ \t]*#[ \t]*include[ \t]*[<\"](?:cuda|cub|thrust|cute|cutlass)/": "a header of CUDA's C++ libraries",
 }
@@ -44,7 +43,7 @@ def to_cpp(code: str, entries: Sequence[str], variables: Sequence[str]) -> str:
             if m := re.search(pattern, text, re.M):
                 line = text.count("\n", 0, m.start()) + 1
                 raise CompileError(code, [(line, f"{words} has no counterpart on a CPU")], "", NOT_ON_A_CPU)
-    uses = {"CC_HALF": r"cuda_fp16", "CC_BFLOAT16": r"cuda_bf16"}
+    uses = {"CC_HALF": r"cuda_fp16", "CC_BFLOAT16": r"cuda_bf16", "CC_WMMA": r"<mma\.h>"}
     head = "".join(f"#define {macro}\n" for macro, pattern in uses.items() if re.search(pattern, code))
     head += '#include "runner.h"\n'
     head += f"#pragma GCC poison {' '.join(_UNSEEN)}\n"
