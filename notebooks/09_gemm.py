@@ -103,15 +103,17 @@ class Rung:
         return next(c for c in self.configs if c.shared <= machine.shared_limit(arch.rstrip("a")))
 
     def options(self, arch: str = "", dtype: torch.dtype | None = None, gelu: bool = False) -> tuple[str, ...]:
-        """What it is compiled with for `arch` and `dtype`, by default the first of its dtypes: -D BM, BN, BK, THREADS,
+        """What it is compiled with for `arch` and `dtype`, by default the first that the card has: -D BM, BN, BK, THREADS,
         those of its configuration, for tensor cores ELEMENT (__nv_bfloat16 or __half) and GELU (0 or 1)."""
         config = self.config(arch)
         macros = [f"{n}={size}" for n, size in zip(("BM", "BN", "BK"), config.tile, strict=True)]
         macros += [f"THREADS={config.threads}", *config.macros]
         if self.linear:
-            macros += [f"ELEMENT={HALVES[dtype or self.dtypes[0]]}", f"GELU={int(gelu)}"]
+            dtype = dtype or (torch.float16 if _number(arch or machine.here().arch) < 80 else self.dtypes[0])
+            macros += [f"ELEMENT={HALVES[dtype]}", f"GELU={int(gelu)}"]
         target = [f"-arch={self.arch}"] if self.arch.endswith("a") else [f"-arch={arch}"] if arch else []
-        return (*(f"-D{macro}" for macro in macros), *target)
+        included = [f"-I{KERNELS}"] if '#include "' in self.code else []
+        return (*(f"-D{macro}" for macro in macros), *included, *target)
 
     def binary(self, arch: str = "", dtype: torch.dtype | None = None, gelu: bool = False) -> cuda.Binary:
         """It compiled: PTX, SASS, registers; by default for this machine's card, or sm_90 without one."""
