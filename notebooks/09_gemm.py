@@ -23,6 +23,8 @@ from helpers import ROOT, cuda, interpreter, machine
 
 KERNELS = ROOT / "notebooks" / "09_gemm"
 HALVES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
+MOST = 2**31 - 2**10
+"""Rows or columns: a kernel may step one tile beyond them before it compares."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,8 @@ class Rung:
                 raise ValueError(f"{self} counts elements in 32 bits, and {name} has {t.numel():,}: a later rung.")
             if name != "out" and _overlap(t, out):
                 raise ValueError(f"{self} cannot write into out while it reads {name} there: they share memory.")
+        if max(M, N, K) > MOST:
+            raise ValueError(f"{self} counts rows and columns in 32 bits: M, N and K are {MOST:,} at most.")
         if a.dtype == torch.bfloat16 and _number(machine.here().arch) < 80:
             raise ValueError(f"{machine.here().arch} has no bfloat16 on its tensor cores: pass float16.")
         for name, size, multiple in zip("KN", (K, N), self.multiples, strict=True):

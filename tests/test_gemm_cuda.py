@@ -55,3 +55,11 @@ def test_fp32_rungs_neither_race_nor_leave_their_arrays(rung):
     assert torch.equal(out, forward) and not out.isnan().any()
     assert not kernel.check_races(*launch)
     kernel.check_bounds(*launch)
+
+
+@pytest.mark.parametrize("shape", [(2**31 - 1, 0, 0), (0, 2**31 - 4, 0), (0, 0, 2**31 - 4)])
+def test_fp32_rungs_refuse_sizes_that_their_counters_cannot_pass(shape):
+    M, N, K = shape
+    for rung in FP32:
+        with pytest.raises(ValueError, match="32 bits"):
+            rung(torch.empty(M, K, device=machine.device()), torch.empty(K, N, device=machine.device()))
