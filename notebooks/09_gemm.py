@@ -236,6 +236,32 @@ RUNGS = (
         Config((128, 256, 64), 256, 147_456, ("WM=64", "WN=64", "STAGES=3", "GROUP=8")),  # sm_80
         Config((128, 128, 64), 128, 98_304, ("WM=64", "WN=64", "STAGES=3", "GROUP=8")),  # sm_86, 89, 120
     ), HALF, "sm_80", multiples=(8, 1), wide=True, cpu=False, grid="persistent"),
+    # From here on shared memory is a kilobyte more than the tiles, so that they can begin at a multiple of 1024.
+    Rung(12, "tma_wgmma", (
+        Config((64, 64, 64), 128, 17_408, boxes=((64, 64), (64, 64))),
+    ), HALF, "sm_90a", multiples=(8, 2), wide=True, cpu=False),
+    Rung(13, "larger_tiles", (
+        Config((128, 128, 64), 128, 33_792, boxes=((128, 64), (128, 64))),
+    ), HALF, "sm_90a", multiples=(8, 2), wide=True, cpu=False),
+    Rung(14, "producer_consumer", (
+        Config((128, 128, 64), 256, 164_864, ("STAGES=5",), boxes=((128, 64), (128, 64))),
+    ), HALF, "sm_90a", multiples=(8, 2), wide=True, cpu=False),
+    Rung(15, "two_consumers", (
+        Config((128, 256, 64), 384, 197_632, ("STAGES=4",), boxes=((128, 64), (256, 64))),
+    ), HALF, "sm_90a", multiples=(8, 2), wide=True, cpu=False),
+    Rung(16, "persistent", (
+        Config((128, 256, 64), 384, 197_632, ("STAGES=4", "GROUP=16"), boxes=((128, 64), (256, 64))),
+    ), HALF, "sm_90a", multiples=(8, 2), wide=True, cpu=False, grid="persistent"),
+    Rung(17, "ptx_barriers", (
+        Config((128, 256, 64), 384, 197_632, ("STAGES=4", "GROUP=16"), boxes=((128, 64), (256, 64))),
+    ), HALF, "sm_90a", multiples=(8, 2), wide=True, cpu=False, grid="persistent"),
+    Rung(18, "cluster_multicast", (
+        Config((128, 256, 64), 384, 197_632, ("STAGES=4", "GROUP=8", "CLUSTER=2"), boxes=((128, 64), (128, 64))),
+    ), HALF, "sm_90a", multiples=(8, 2), wide=True, cpu=False, grid="persistent", cluster=2),
+    Rung(19, "async_stores", (
+        Config((128, 256, 64), 384, 230_400, ("STAGES=4", "GROUP=8", "CLUSTER=2"),
+               boxes=((128, 64), (128, 64), (64, 64))),
+    ), HALF, "sm_90a", multiples=(8, 8), wide=True, cpu=False, grid="persistent", cluster=2),
 )  # fmt: skip
 
 
