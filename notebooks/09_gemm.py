@@ -12,7 +12,7 @@ the launch is on torch's current stream.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import ceil
 from pathlib import Path
@@ -103,6 +103,11 @@ class Rung:
         if why := self.why_not(arch):
             raise ValueError(why)
         return next(c for c in self.configs if c.shared <= machine.shared_limit(arch.rstrip("a")))
+
+    def sized_for(self, arch: str) -> "Rung":
+        """This rung, on whatever card, with no sizes but those that a card of `arch` has the shared memory for."""
+        limit = machine.shared_limit(arch.rstrip("a"))
+        return replace(self, configs=tuple(c for c in self.configs if c.shared <= limit))
 
     def options(self, arch: str = "", dtype: torch.dtype | None = None, gelu: bool = False) -> tuple[str, ...]:
         """What it is compiled with for `arch` and `dtype`, by default the first that the card has: -D BM, BN, BK, THREADS,
@@ -230,7 +235,7 @@ RUNGS = (
     ), multiples=(4, 4), wide=True),
     Rung(10, "wmma", (
         Config((128, 128, 32), 128, 40_960, ("WM=64", "WN=64")),
-    ), HALF, multiples=(8, 1), wide=True, cpu=False),
+    ), HALF, multiples=(8, 1), wide=True),
     Rung(11, "mma_sync", (
         Config((128, 256, 64), 256, 196_608, ("WM=64", "WN=64", "STAGES=4", "GROUP=8")),
         Config((128, 256, 64), 256, 147_456, ("WM=64", "WN=64", "STAGES=3", "GROUP=8")),  # sm_80
@@ -281,6 +286,17 @@ def gemm(a: torch.Tensor, b: torch.Tensor, rung, out=None) -> torch.Tensor:
 def linear_gelu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out=None) -> torch.Tensor:
     """gelu(x @ w.T + b), tanh form, for x (M, K), w (N, K), b (N,), fp16 or bf16; sums are fp32."""
     return next(r for r in reversed(RUNGS) if r.gelu)(x, w, out, bias=b)
+
+
+def generations() -> dict[str, Rung]:
+    """The best kernel of sm_80 and the best of sm_90, each with the sizes for this card and with those that fit sm_80."""
+    old, new = find("mma_sync"), RUNGS[-1]
+    return {
+        "mma.sync, sm_80's sizes": old.sized_for("sm_80"),
+        "mma.sync": old,
+        "wgmma, sm_80's sizes": new.sized_for("sm_80"),
+        "wgmma": new,
+    }
 
 
 def compiled(rungs=RUNGS, arch: str = "") -> dict[int, cuda.Binary]:

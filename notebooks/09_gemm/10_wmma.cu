@@ -37,7 +37,8 @@ static_assert(THREADS / 32 * 16 * PATCH * sizeof(float) <= 2 * (BM + BN) * PITCH
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 gemm(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, int M, int N, int K) {
-    extern __shared__ __align__(128) T tiles[][BM + BN][PITCH];  // two, each x's rows and then w's
+    extern __shared__ __align__(128) char shared[];
+    T(*tiles)[BM + BN][PITCH] = (T(*)[BM + BN][PITCH])shared;  // two, each x's rows and then w's
     const int m = blockIdx.y * BM, n = blockIdx.x * BN;
     const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS * 8;
 
@@ -71,7 +72,8 @@ gemm(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, int M,
             wmma::fragment<wmma::matrix_a, 16, 16, 16, T, wmma::row_major> a[WM / 16];
             wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::col_major> b[WN / 16];  // w.T: its columns are w's rows
             for (int i = 0; i < WM / 16; ++i) wmma::load_matrix_sync(a[i], &tiles[tile][warp_m + i * 16][s], PITCH);
-            for (int j = 0; j < WN / 16; ++j) wmma::load_matrix_sync(b[j], &tiles[tile][BM + warp_n + j * 16][s], PITCH);
+            for (int j = 0; j < WN / 16; ++j)
+                wmma::load_matrix_sync(b[j], &tiles[tile][BM + warp_n + j * 16][s], PITCH);
             for (int i = 0; i < WM / 16; ++i)
                 for (int j = 0; j < WN / 16; ++j) wmma::mma_sync(c[i][j], a[i], b[j], c[i][j]);
         }
@@ -80,7 +82,7 @@ gemm(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, int M,
     }
 
     // Fragments of float go to shared memory, where their layout is known, and from there to y, 16 bytes a lane.
-    float* patch = reinterpret_cast<float*>(tiles) + warp * 16 * PATCH;
+    float* patch = (float*)shared + warp * 16 * PATCH;
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < WM / 16; ++i)
