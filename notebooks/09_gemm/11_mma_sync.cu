@@ -120,11 +120,11 @@ gemm(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, int M,
     const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
     const int a_at = place(warp_m + lane % 16, lane / 16);
     const int b_at = place(BM + warp_n + lane / 16 * 8 + lane % 8, lane / 8 % 2);
-    unsigned a[2][FM][4], b[2][FN][2];
+    unsigned a[2][FM][4], b[2][FN / 2][4];  // of this step and of the next
     auto read = [&](int half, int stage, int step) {
         const unsigned from = stages + stage * STAGE;
         for (int i = 0; i < FM; ++i) ldmatrix(a[half][i], from + (a_at ^ step * 32) + i * 16 * ROW);
-        for (int j = 0; j < FN; j += 2) ldmatrix(b[half][j], from + (b_at ^ step * 32) + j * 8 * ROW);
+        for (int j = 0; j < FN / 2; ++j) ldmatrix(b[half][j], from + (b_at ^ step * 32) + j * 16 * ROW);
     };
 
     for (int s = 0; s < STAGES - 1; ++s) {
@@ -153,7 +153,7 @@ gemm(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, int M,
                 for (int i = 0; i < FM; ++i)
                     for (int j = 0; j < FN; ++j) {
                         const int turn = i % 2 ? FN - 1 - j : j;  // to and fro: b's registers are used twice running
-                        mma(c[i][turn], a[step % 2][i], b[step % 2][turn], (T*)0);
+                        mma(c[i][turn], a[step % 2][i], b[step % 2][turn / 2] + turn % 2 * 2, (T*)0);
                     }
             }
             advance();
