@@ -110,8 +110,8 @@ class Rung:
         return replace(self, configs=tuple(c for c in self.configs if c.shared <= limit))
 
     def options(self, arch: str = "", dtype: torch.dtype | None = None, gelu: bool = False) -> tuple[str, ...]:
-        """What it is compiled with for `arch` and `dtype`, by default the first that the card has: -D BM, BN, BK, THREADS,
-        those of its configuration, for tensor cores ELEMENT (__nv_bfloat16 or __half) and GELU (0 or 1)."""
+        """What it is compiled with for `arch` and `dtype`, by default the first that the card has: -D BM, BN, BK,
+        THREADS, those of its configuration, for tensor cores ELEMENT (__nv_bfloat16 or __half) and GELU (0 or 1)."""
         config = self.config(arch)
         macros = [f"{n}={size}" for n, size in zip(("BM", "BN", "BK"), config.tile, strict=True)]
         macros += [f"THREADS={config.threads}", *config.macros]
@@ -129,9 +129,11 @@ class Rung:
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out=None, bias=None) -> torch.Tensor:
         """a @ b, or x @ w.T; written into `out` if there is one. ValueError for what it does not take."""
         M, N, K = self._sizes(a, b, bias)
+        names = ("x", "w", "out", "bias") if self.linear else ("a", "b", "out", "bias")
+        given = {n: t for n, t in zip(names, (a, b, out, bias), strict=True) if t is not None}
+        self._check(given, a.dtype, M, N, K)
         if out is None:
             out = torch.empty((M, N), device=a.device, dtype=a.dtype)
-        self._check({"a": a, "b": b, "out": out} | ({} if bias is None else {"bias": bias}), M, N, K)
         if not out.numel():
             return out
         if not K:
@@ -160,6 +162,8 @@ class Rung:
     def _sizes(self, a: torch.Tensor, b: torch.Tensor, bias) -> tuple[int, int, int]:
         """M, N, K of operands whose shapes fit together."""
         inner = -1 if self.linear else 0
+        if not all(isinstance(t, torch.Tensor) for t in (a, b)):
+            raise ValueError(f"{self} takes torch tensors, not {type(a).__name__} and {type(b).__name__}.")
         if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[inner]:
             wanted = "x (M, K) and w (N, K)" if self.linear else "a (M, K) and b (K, N)"
             raise ValueError(f"{self} takes {wanted}, not {tuple(a.shape)} and {tuple(b.shape)}.")
@@ -168,18 +172,18 @@ class Rung:
             raise ValueError(f"{self} takes a bias of {N} elements, one a column, not of shape {tuple(bias.shape)}.")
         return M, N, K
 
-    def _check(self, tensors: dict[str, torch.Tensor], M: int, N: int, K: int) -> None:
+    def _check(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype, M: int, N: int, K: int) -> None:
         """Refuse, with a sentence, what would be computed wrongly or end the process."""
-        a, out = tensors["a"], tensors["out"]
         if why := self.why_not(machine.here().arch):
             raise ValueError(why)
-        if not machine.gpu() and not self.cpu:
-            raise machine.NotReady(f"{self} is written for a GPU's own instructions, and this is CPU mode.")
-        if tuple(out.shape) != (M, N):
+        out = tensors.get("out")
+        if out is not None and tuple(out.shape) != (M, N):
             raise ValueError(f"{self} writes ({M}, {N}), but out is {tuple(out.shape)}.")
+        if max(M * N, M * K, N * K) >= 2**31 and not self.wide:
+            raise ValueError(f"{self} counts elements in 32 bits, and M, N, K = {M:,}, {N:,}, {K:,} make more.")
         device = torch.device("cuda", torch.cuda.current_device()) if machine.gpu() else torch.device("cpu")
         for name, t in tensors.items():
-            if t.dtype not in self.dtypes or t.dtype != a.dtype:
+            if t.dtype not in self.dtypes or t.dtype != dtype:
                 known = " or ".join(_short(d) for d in self.dtypes)
                 raise ValueError(f"{self} takes {known}, the same for all tensors, but {name} is {_short(t.dtype)}.")
             if t.device != device:
@@ -188,17 +192,17 @@ class Rung:
                 raise ValueError(f"{self} takes contiguous tensors; {name} has strides {t.stride()}: .contiguous().")
             if t.data_ptr() % 16 and self.multiples[0] > 1:
                 raise ValueError(f"{self} reads 16 bytes at a time, but {name} begins between them: .clone() it.")
-            if t.numel() >= 2**31 and not self.wide:
-                raise ValueError(f"{self} counts elements in 32 bits, and {name} has {t.numel():,}: a later rung.")
-            if name != "out" and _overlap(t, out):
+            if out is not None and name != "out" and _overlap(t, out):
                 raise ValueError(f"{self} cannot write into out while it reads {name} there: they share memory.")
         if max(M, N, K) > MOST:
             raise ValueError(f"{self} counts rows and columns in 32 bits: M, N and K are {MOST:,} at most.")
-        if a.dtype == torch.bfloat16 and _number(machine.here().arch) < 80:
+        if dtype == torch.bfloat16 and _number(machine.here().arch) < 80:
             raise ValueError(f"{machine.here().arch} has no bfloat16 on its tensor cores: pass float16.")
         for name, size, multiple in zip("KN", (K, N), self.multiples, strict=True):
             if size % multiple:
                 raise ValueError(f"{self} takes {name} that are multiples of {multiple}, not {size}: pad with zeros.")
+        if not machine.gpu() and not self.cpu:
+            raise machine.NotReady(f"{self} is written in a GPU's own instructions, and this is CPU mode.")
 
 
 def _number(arch: str) -> int:
@@ -270,17 +274,17 @@ RUNGS = (
 )  # fmt: skip
 
 
-def find(rung) -> Rung:
-    """A rung by its number, by its name, or itself. ValueError for what is none."""
-    found = [r for r in RUNGS if rung in (r.number, r.name, str(r)) or rung == r]
+def find(rung: int | str) -> Rung:
+    """A rung by its number or its name. ValueError for what is none."""
+    found = [r for r in RUNGS if rung in (r.number, r.name, str(r))]
     if not found:
         raise ValueError(f"{rung!r} is no rung: they are {', '.join(map(str, RUNGS))}.")
     return found[0]
 
 
 def gemm(a: torch.Tensor, b: torch.Tensor, rung, out=None) -> torch.Tensor:
-    """a @ b (fp32 rungs) or a @ b.T (tensor-core rungs) by one rung: a number, a name or the Rung itself."""
-    return (rung if isinstance(rung, Rung) else find(rung))(a, b, out)
+    """a @ b (fp32 rungs) or a @ b.T (tensor-core rungs) by one rung: its number, its name or the Rung itself."""
+    return (find(rung) if isinstance(rung, int | str) else rung)(a, b, out)
 
 
 def linear_gelu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out=None) -> torch.Tensor:

@@ -334,6 +334,116 @@ def test_launch_bounds_limit_the_block(kernels):
         kernels.get_function("bounded")((1,), (256,), (zeros(256),))
 
 
+CLUSTER = 'extern "C" __global__ void __cluster_dims__({}, 1, 1) k(float* x) {{ x[blockIdx.x] = 1; }}'
+
+
+@pytest.mark.parametrize(
+    "blocks, grid, match",
+    [(2, 3, "a grid of .3, 1, 1. is no whole number of clusters of .2, 1, 1. blocks"), (16, 32, "it may have 8")],
+)
+def test_clusters_that_cannot_be_launched(monkeypatch, blocks, grid, match):
+    monkeypatch.setattr(machine, "gpu", lambda: True)  # what is refused here never reaches one
+    kernel = cuda.RawModule(code=CLUSTER.format(blocks), options=("-arch=sm_90",)).get_function("k")
+    assert kernel.resources.cluster == (blocks, 1, 1)
+    with pytest.raises(cuda.LaunchError, match=match):
+        kernel((grid,), (32,), (zeros(grid),))
+
+
+def test_code_for_another_card_is_refused():
+    from helpers.cuda.gpu import runs
+
+    there = {("sm_90a", "sm_90"), ("sm_90", "sm_90"), ("sm_80", "sm_86"), ("sm_86", "sm_89"), ("sm_100f", "sm_103")}
+    never = {("sm_90a", "sm_100"), ("sm_86", "sm_80"), ("sm_80", "sm_90"), ("sm_100a", "sm_103"), ("sm_120", "sm_100")}
+    assert all(runs(*pair) for pair in there) and not any(runs(*pair) for pair in never)
+
+
+@pytest.mark.parametrize(
+    "tensor, box, options, match",
+    [
+        (torch.empty(64, 64), (64, 64), {}, "256 bytes is no multiple of 16, and at most the 128 of its swizzle"),
+        (torch.empty(64, 64), (64, 2), {"swizzle": 0}, "8 bytes is no multiple of 16"),
+        (torch.empty(64, 65), (64, 32), {}, "must be multiples of 16 bytes; pad the rows"),
+        (torch.empty(64, 64).T, (64, 32), {}, "the last dimension must be contiguous"),
+        (torch.empty(1, 64).expand(64, 64), (64, 32), {}, "must be multiples of 16 bytes"),
+        (torch.empty(64, 64)[:, 1:], (64, 32), {}, "does not begin at a multiple of 16 bytes"),
+        (torch.empty(0, 64), (64, 32), {}, "there is nothing to map"),
+        (torch.empty(4, 64, dtype=torch.complex64), (4, 8), {}, "has no complex64; it has uint8"),
+        (torch.empty(512, 64), (512, 32), {}, "each side of a tile is 1 to 256 elements"),
+        (torch.empty(64), (64, 32), {}, "1 to 5 dimensions and a box of as many"),
+        (torch.empty(64, 64), (64, 32), {"swizzle": 96}, "they are of .0, 32, 64, 128. and"),
+    ],
+)
+def test_what_the_copy_engine_cannot_name_is_refused(tensor, box, options, match):
+    with pytest.raises(ValueError, match=match):
+        cuda.tensor_map(tensor, box, **options)
+
+
+@on_cpu
+def test_a_tensor_map_takes_a_gpu():
+    with pytest.raises(machine.NotReady, match="which sm_90 and later have"):
+        cuda.tensor_map(torch.empty(64, 64), (64, 32))
+
+
+TILE = """
+struct alignas(64) TensorMap { unsigned long long opaque[16]; };
+extern "C" __global__ void fetch(const __grid_constant__ TensorMap map, float* out, int column, int row) {
+  __shared__ alignas(128) float tile[8 * 16];
+  __shared__ alignas(8) unsigned long long bar;
+  unsigned to = __cvta_generic_to_shared(tile), at = __cvta_generic_to_shared(&bar);
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at));
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 512;" ::"r"(at) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];" ::"r"(to), "l"(&map), "r"(at), "r"(column), "r"(row) : "memory");
+  }
+  __syncthreads();
+  unsigned done = 0;
+  while (!done)
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done) : "r"(at) : "memory");
+  out[threadIdx.x] = tile[threadIdx.x];
+}"""
+hopper = pytest.mark.skipif(machine.here().capability is None or machine.here().capability < (9, 0), reason="needs TMA")
+
+
+@hopper
+@pytest.mark.parametrize("column, row", [(0, 0), (16, 8), (88, 28), (-4, -2)])
+def test_a_tensor_map_reaches_the_kernel_by_value(column, row):
+    x, out = torch.randn(30, 100, device="cuda"), zeros(8, 16)
+    fetch = cuda.RawModule(code=TILE).get_function("fetch")
+    fetch((1,), (128,), (cuda.tensor_map(x, (8, 16), swizzle=0), out, column, row))
+    padded = torch.nn.functional.pad(x, (16, 16, 16, 16))
+    assert torch.equal(out, padded[16 + row : 24 + row, 16 + column : 32 + column])
+    one_row = cuda.tensor_map(x.T.contiguous()[:, :4].reshape(-1, 4)[:1], (1, 4), swizzle=0)
+    assert len(one_row.bytes) == 128
+    with pytest.raises(cuda.BadArgument, match="a struct or vector of 128 bytes, but a tensor was given"):
+        fetch((1,), (128,), (x, out, 0, 0))
+    with pytest.raises(cuda.BadArgument, match="but a tensor map of 128 bytes was given"):
+        fetch((1,), (128,), (cuda.tensor_map(x, (8, 16), swizzle=0), one_row, 0, 0))
+
+
+def test_tensor_maps_go_only_where_128_bytes_are_taken():
+    tile = cuda.compile(TILE, arch="sm_90")
+    assert tile.parameters["fetch"][0].size == 128 and tile.parameters["fetch"][0].align == 64
+
+
+@pytest.mark.skipif(not machine.gpu(), reason="needs a GPU")
+def test_after_refused_launches_the_process_goes_on(kernels):
+    x = zeros(32)
+    for grid, block, shared in (((1,), (2048,), 0), ((0,), (32,), 0), ((1,), (32,), 10**6)):
+        with pytest.raises(cuda.LaunchError):
+            kernels.get_function("add")(grid, block, (x, x, x, 32), shared_mem=shared)
+    for name in ("sm_75", "sm_120"):
+        with pytest.raises(cuda.LaunchError, match=f"compiled for {name}, and the GPU here is"):
+            other = cuda.RawModule(
+                code=CLUSTER.replace("__cluster_dims__({}, 1, 1)", "").format(), options=(f"-arch={name}",)
+            )
+            other.get_function("k")((1,), (1,), (x,))
+    kernels.get_function("add")((1,), (32,), (x, x + 1, x, 32))
+    assert x.tolist() == [1.0] * 32
+
+
 def test_a_kernel_that_cannot_be_named_says_how(kernels):
     with pytest.raises(KeyError, match='write extern "C"'):
         kernels.get_function("plain")

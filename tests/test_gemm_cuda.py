@@ -1,6 +1,7 @@
 """Lesson 09's kernels: their values, what they refuse, and that each compiles for every card it is for."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -186,3 +187,130 @@ def test_mma_sync_keeps_everything_in_registers(arch):
 def test_tensor_core_rungs_say_what_a_card_lacks():
     assert "sm_80" in RUNGS[10].why_not("sm_75")
     assert not RUNGS[9].why_not("sm_75") and RUNGS[9].config("sm_75").shared <= 64 << 10
+
+
+# --- what no rung takes ------------------------------------------------------------------------------------------
+gemm = source.load("09_gemm", "gemm")
+linear_gelu = source.load("09_gemm", "linear_gelu")
+HERE = [rung for rung in RUNGS if not rung.why_not(machine.here().arch)]
+
+
+def square(rung, n=32):
+    """Two operands of n x n, in the rung's first dtype."""
+    return tuple(torch.randn(n, n).to(machine.device(), rung.dtypes[0]) for _ in range(2))
+
+
+def shifted(t):
+    """A contiguous copy of t that begins one element after a multiple of 16 bytes."""
+    return torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)[1:].view(t.shape).copy_(t)
+
+
+BAD = {
+    "takes": lambda a, b: (a[:, :8], b, None),
+    "takes torch tensors": lambda a, b: (a.tolist(), b, None),
+    "the same for all tensors": lambda a, b: (a.double(), b, None),
+    "all tensors, but (b|w) is float64": lambda a, b: (a, b.double(), None),
+    "but (a|x) is on 'meta'": lambda a, b: (a.to("meta"), b, None),
+    "contiguous tensors": lambda a, b: (a.T, b, None),
+    "contiguous tensors; (b|w)": lambda a, b: (a, b.repeat(1, 2)[:, ::2], None),
+    "writes": lambda a, b: (a, b, torch.empty(3, 3)),
+    "but out is float64": lambda a, b: (a, b, torch.empty_like(a, dtype=torch.float64)),
+    "contiguous tensors; out": lambda a, b: (a, b, torch.empty_like(a).T),
+    "they share memory": lambda a, b: (a, b, b),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rung", HERE, ids=str)
+@pytest.mark.parametrize("said", BAD)
+def test_what_would_be_wrong_is_refused_with_a_sentence(rung, said):
+    a, b, out = BAD[said](*square(rung))
+    with pytest.raises(ValueError, match=said) as caught:
+        gemm(a, b, rung, out)
+    assert str(caught.value).startswith(str(rung)) and str(caught.value).endswith(".")
+
+
+@pytest.mark.parametrize("rung", [r for r in HERE if r.multiples[0] > 1], ids=str)
+def test_what_wide_loads_cannot_read_is_refused(rung):
+    a, b = square(rung)
+    for x, w, out in ((shifted(a), b, None), (a, shifted(b), None), (a, b, shifted(a))):
+        with pytest.raises(ValueError, match="begins between them"):
+            rung(x, w, out)
+    odd = torch.ones(32, 33).to(a)
+    with pytest.raises(ValueError, match=f"takes K that are multiples of {rung.multiples[0]}, not 33"):
+        rung(odd, odd if rung.linear else odd.T.contiguous())
+
+
+@pytest.mark.parametrize("rung", [r for r in HERE if r.multiples[1] > 1], ids=str)
+def test_rows_of_the_result_that_no_wide_store_can_write_are_refused(rung):
+    a, _ = square(rung)
+    odd = torch.ones(33, 32).to(a) if rung.linear else torch.ones(32, 33).to(a)
+    with pytest.raises(ValueError, match=f"takes N that are multiples of {rung.multiples[1]}, not 33"):
+        rung(a, odd)
+
+
+def test_more_elements_than_an_index_counts_are_refused():
+    a, b = (torch.empty(1, device="meta").expand(*shape) for shape in ((2**16, 2**15), (2**15, 4)))
+    with pytest.raises(ValueError, match="counts elements in 32 bits"):
+        replace(RUNGS[0], wide=False)(a, b)
+    column = torch.empty(1, device="meta").expand(2**16, 1)
+    with pytest.raises(ValueError, match="counts elements in 32 bits"):
+        replace(RUNGS[0], wide=False)(column, column.T)
+
+
+def test_a_rung_that_does_not_exist_is_named_with_those_that_do():
+    with pytest.raises(ValueError, match="'fastest' is no rung: they are 01 naive, 02 coalesced"):
+        gemm(torch.zeros(2, 2), torch.zeros(2, 2), "fastest")
+    a, b = square(RUNGS[0])
+    for name in (1, "naive", "01 naive", RUNGS[0]):
+        assert torch.equal(gemm(a, b, name), RUNGS[0](a, b))
+
+
+def test_other_cards_are_told_what_is_not_for_them():
+    for rung in RUNGS:
+        for arch in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"):
+            why = rung.why_not(arch)
+            assert not why or (str(rung) in why and arch in why and why.endswith("."))
+            if not rung.linear:
+                assert not why, "every card has CUDA cores"
+    small = replace(RUNGS[0], configs=(replace(RUNGS[0].configs[0], shared=120_000),))
+    assert small.why_not("sm_86") == "01 naive takes 120,000 bytes of shared memory a block, and sm_86 has 101,376."
+    with pytest.raises(ValueError, match="sm_86 has"):
+        small.options("sm_86")
+
+
+@pytest.mark.skipif(machine.gpu(), reason="says what CPU mode does")
+@pytest.mark.parametrize("rung", [r for r in HERE if not r.cpu], ids=str)
+def test_what_only_a_gpu_runs_is_said_in_cpu_mode(rung):
+    with pytest.raises(machine.NotReady, match="a GPU's own instructions"):
+        rung(*square(rung))
+
+
+@pytest.mark.parametrize("rung", HERE, ids=str)
+@pytest.mark.parametrize(("M", "N", "K"), [(0, 8, 8), (8, 0, 8), (8, 8, 0), (0, 0, 0)])
+def test_nothing_times_nothing_is_what_torch_says(rung, M, N, K):
+    if not machine.gpu() and not rung.cpu:
+        pytest.skip("needs a GPU")
+    a, b = (torch.ones(shape).to(machine.device(), rung.dtypes[0]) for shape in ((M, K), (K, N)))
+    want = a @ b
+    got = rung(a, b.T.contiguous() if rung.linear else b)
+    assert got.shape == want.shape and torch.equal(got, want)
+
+
+@pytest.mark.skipif(not machine.gpu(), reason="needs a GPU")
+@pytest.mark.parametrize("rung", HERE, ids=str)
+def test_a_launch_is_on_torchs_current_stream_and_refuses_cupys(rung):
+    import cupy
+
+    a, b = square(rung, 256)
+    want = (a.double() @ (b.double().T if rung.linear else b.double())).float()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        late = a.clone()  # a launch on another stream would read it too early
+        got = rung(late, b)
+    stream.synchronize()
+    assert (got.float() - want).norm() < 1e-2 * want.norm()
+    with cupy.cuda.Stream(non_blocking=True), pytest.raises(cuda.LaunchError, match="CuPy's current stream is another"):
+        rung(a, b)
+    assert (rung(a, b).float() - want).norm() < 1e-2 * want.norm(), "the process goes on"

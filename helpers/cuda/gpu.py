@@ -22,7 +22,7 @@ class GpuModule:
     def __init__(self, binary: Binary):
         import cupy
 
-        if not _runs(binary.arch, machine.here().arch):
+        if not runs(binary.arch, machine.here().arch):
             raise LaunchError(f"This was compiled for {binary.arch}, and the GPU here is {machine.here().arch}.")
         self._binary = binary
         self._folder = tempfile.TemporaryDirectory()
@@ -65,7 +65,7 @@ def _size_in_ptx(ptx: str, name: str) -> int:
     return int(m[1]) // 8 * int(m[2] or 1)
 
 
-def _runs(built: str, here: str) -> bool:
+def runs(built: str, here: str) -> bool:
     """Whether code for one architecture runs on another: of the same generation and not newer; "sm_90a" on sm_90."""
     (major, minor), (our_major, our_minor) = (divmod(int(re.sub(r"\D", "", a)), 10) for a in (built, here))
     return major == our_major and (minor == our_minor if built.endswith("a") else minor <= our_minor)

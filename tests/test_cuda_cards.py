@@ -1,0 +1,142 @@
+"""Every CUDA source of the course compiles for every card that has its instructions, and fits its shared memory.
+
+The compiler needs no GPU. Sources are found, not listed: the ladder's kernels, and in lessons and solutions what stands
+in a call of `cuda.RawModule` or `cuda.compile`, with its options and name expressions, or in a string of its own.
+"""
+
+import ast
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import pytest
+
+from helpers import ROOT, cuda, machine, source
+
+CARDS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
+PLAIN = tuple(card for card in CARDS if not card.endswith("a"))
+RUNGS = source.load("09_gemm", "RUNGS")
+HALVES = source.load("09_gemm", "HALVES")
+NEEDS = {
+    r"wgmma|setmaxnreg": ("sm_90a",),
+    r"cp\.async\.bulk|mbarrier\.try_wait|__cluster_dims__|__grid_constant__ TensorMap": ("sm_90", "sm_100", "sm_120"),
+    r"cp\.async\b|__pipeline_memcpy_async|wmma.*bfloat16|mma\.sync.*bf16": tuple(c for c in PLAIN if c != "sm_75"),
+}
+"""What a text is written in, and the cards that have it; a text with none of it is for all."""
+
+
+def cards_of(code: str) -> tuple[str, ...]:
+    return next((cards for names, cards in NEEDS.items() if re.search(names, code)), PLAIN)
+
+
+def number(arch: str) -> str:
+    return arch.rstrip("a")
+
+
+def strings(tree: ast.AST) -> set[str]:
+    """String literals with a kernel in them."""
+    texts = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    return {text for text in texts if re.search(r"__global__[\s\w()]*\s\w+\s*\(", text)}
+
+
+def calls(tree: ast.AST) -> list[tuple[str, set[str]]]:
+    """The arguments of each call that compiles CUDA C, as the text of a dict, and the names that they use."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("cuda.RawModule", "cuda.compile"):
+            given = {k.arg: k.value for k in node.keywords if k.arg in ("code", "options", "name_expressions")}
+            given |= {"code": node.args[0]} if node.args else {}
+            if not isinstance(given["code"], ast.Name | ast.Constant):
+                continue  # broken on purpose, or varied by a loop
+            text = "{" + ", ".join(f"{name!r}: {ast.unparse(value)}" for name, value in given.items()) + "}"
+            used = (n for value in given.values() for n in ast.walk(value))
+            found.append((text, {n.id for n in used if isinstance(n, ast.Name)}))
+    return found
+
+
+def in_notebook(path) -> list[tuple[str, tuple, tuple]]:
+    """(code, options, name expressions) of the CUDA C in a notebook. A call inside a function whose arguments are the
+    function's own is passed over: what it is given stands in a string, which is compiled as it is."""
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    texts = ["\n".join("" if line.startswith(("%", "!")) else line for line in "".join(c["source"]).splitlines())
+             for c in cells]  # fmt: skip
+    out = {}
+    for tree in map(ast.parse, texts):
+        for text, names in calls(tree):
+            try:
+                module = source.run(source.notebook(path, *names), path.stem) if names else None
+            except source.Missing:
+                continue
+            given = eval(text, dict(vars(module)) if module else {})
+            key = given["code"], tuple(given.get("options", ())), tuple(given.get("name_expressions", ()))
+            out[key] = None
+    compiled = {code for code, *_ in out}
+    for tree in map(ast.parse, texts):
+        out |= {(text, (), ()): None for text in strings(tree) if text not in compiled}
+    return list(out)
+
+
+@cache
+def compilations() -> dict[tuple[str, str], tuple]:
+    """(what, arch) -> (Binary or CompileError, threads a block, dynamic shared memory), compiled side by side."""
+    asked = {}
+    for rung in RUNGS:
+        for arch in CARDS:
+            if arch == "sm_90a" and rung.arch != arch or rung.why_not(number(arch)):
+                continue
+            for dtype in rung.dtypes if rung.linear else (None,):
+                if dtype in HALVES and "bf" in HALVES[dtype] and arch == "sm_75":
+                    continue
+                for gelu in {False, rung.gelu}:
+                    options, config = rung.options(number(arch), dtype, gelu), rung.config(number(arch))
+                    what = f"{rung} {dtype or ''}{' gelu' if gelu else ''}"
+                    asked[what, arch] = (rung.code, arch, options, ()), config.threads, config.shared
+    for folder in ("notebooks", "solutions"):
+        for path in sorted((ROOT / folder).glob("*.ipynb")):
+            for i, (code, options, names) in enumerate(in_notebook(path)):
+                fixed = [o.partition("=")[2] for o in options if o.startswith("-arch=")]
+                for arch in fixed or cards_of(code):
+                    asked[f"{folder}/{path.stem} {i}", arch] = (code, arch, options, names), 0, 0
+
+    def made(one):
+        (code, arch, options, names), threads, shared = one
+        try:
+            return cuda.compile(code, arch, options, names), threads, shared
+        except cuda.CompileError as error:
+            return error, threads, shared
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(asked, pool.map(made, asked.values()), strict=True))
+
+
+@pytest.mark.parametrize("arch", CARDS)
+def test_it_compiles_for_the_cards_that_have_its_instructions(arch):
+    wrong = {what: str(made) for (what, card), (made, *_) in compilations().items()
+             if card == arch and isinstance(made, Exception)}  # fmt: skip
+    assert not wrong
+
+
+@pytest.mark.parametrize("arch", CARDS)
+def test_it_fits_the_card(arch):
+    wrong = []
+    for (what, card), (made, threads, shared) in compilations().items():
+        if card != arch or isinstance(made, Exception):
+            continue
+        for name, needs in made.kernels.items():
+            if needs.shared_bytes + shared > machine.shared_limit(number(arch)):
+                wrong.append(f"{what}, {name}: {needs.shared_bytes + shared:,} bytes of shared memory")
+            if -(-needs.registers // 8) * 8 * threads > 65536:
+                wrong.append(f"{what}, {name}: {threads} threads of {needs.registers} registers")
+            if threads and needs.spill_bytes:
+                wrong.append(f"{what}, {name}: {needs.spill_bytes} bytes of spills")
+    assert not wrong
+
+
+@pytest.mark.parametrize("rung", [r for r in RUNGS if r.arch != "sm_75"], ids=str)
+def test_a_card_that_a_rung_is_not_for_could_not_run_it(rung):
+    for arch in ("sm_75", "sm_100") if rung.arch.endswith("a") else ("sm_75",):
+        assert rung.why_not(arch)
+        options = [o for o in rung.options(number(rung.arch)) if not o.startswith("-arch")]
+        with pytest.raises(cuda.CompileError):
+            cuda.compile(rung.code, arch, options)
