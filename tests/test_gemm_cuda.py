@@ -68,9 +68,12 @@ def test_fp32_rungs_refuse_sizes_that_their_counters_cannot_pass(shape):
             rung(torch.empty(M, K, device=machine.device()), torch.empty(K, N, device=machine.device()))
 
 
-# --- tensor cores through a warp's instructions: rungs 10 and 11 -------------------------------------------------
+# --- bf16 and fp16 on tensor cores: rungs from 10 on -------------------------------------------------------------
+LINEAR = [rung for rung in RUNGS if rung.linear]
 LINEAR_SHAPES = [(1, 1, 8), (16, 16, 16), (129, 131, 72), (257, 136, 40)]
 """(M, N, K): one element, one fragment, a tile and a little, with N that stores of 16 bytes can and cannot take."""
+if machine.gpu():
+    LINEAR_SHAPES += [(1000, 4099, 1032), (4096, 4096, 520)]
 
 
 def linear_operands(M, N, K, dtype):
@@ -86,10 +89,15 @@ def is_right(y, x, w) -> bool:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_wmma_equals_float64(dtype):
-    for shape in LINEAR_SHAPES:
-        x, w = linear_operands(*shape, dtype)
-        assert is_right(RUNGS[9](x, w), x, w), shape
+@pytest.mark.parametrize("rung", LINEAR, ids=str)
+def test_tensor_core_rungs_equal_float64(rung, dtype):
+    if why := rung.why_not(machine.here().arch):
+        pytest.skip(why)
+    if not machine.gpu() and not rung.cpu:
+        pytest.skip("the CPU runner has no such instructions")
+    for M, N, K in LINEAR_SHAPES:
+        x, w = linear_operands(M, -(-N // rung.multiples[1]) * rung.multiples[1], K, dtype)
+        assert is_right(rung(x, w), x, w), (M, N, K)
 
 
 @pytest.mark.skipif(machine.gpu(), reason="the CPU runner's checks")
