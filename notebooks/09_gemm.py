@@ -271,6 +271,10 @@ RUNGS = (
         Config((128, 256, 64), 384, 230_400, ("STAGES=4", "GROUP=8", "CLUSTER=2"),
                boxes=((128, 64), (128, 64), (64, 64))),
     ), HALF, "sm_90a", multiples=(8, 8), wide=True, cpu=False, grid="persistent", cluster=2),
+    Rung(20, "tile_order", (
+        Config((128, 256, 64), 384, 230_400, ("STAGES=4", "GROUP=8", "CLUSTER=2", "LAG=1"),
+               boxes=((128, 64), (128, 64), (64, 64))),
+    ), HALF, "sm_90a", multiples=(8, 8), wide=True, cpu=False, grid="persistent", cluster=2, gelu=True),
 )  # fmt: skip
 
 

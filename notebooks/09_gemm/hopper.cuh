@@ -180,6 +180,11 @@ __device__ __forceinline__ u32 pack(float first, float second) {  // two element
     return pair;
 }
 
+__device__ __forceinline__ void unpack(u32 pair, float& first, float& second) {
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32." PTX_TYPE " %0, a;\ncvt.f32." PTX_TYPE " %1, b;\n}"
+        : "=f"(first), "=f"(second) : "r"(pair));
+}
+
 // The 64 x 2R sums of a warpgroup from registers to y[row:, column:]. A warp holds 16 rows; a thread holds two columns
 // of each eight, in two rows.
 template <int R>
@@ -204,6 +209,10 @@ __device__ __forceinline__ void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 
 
 // --- threads -----------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void sync_warpgroup(int name) { asm volatile("bar.sync %0, 128;" ::"r"(name) : "memory"); }
+
+// The second of two consumers waits in sync_consumers() until the first has come by let_other_consumer_go().
+__device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 3, 256;" ::: "memory"); }
+__device__ __forceinline__ void let_other_consumer_go() { asm volatile("bar.arrive 3, 256;" ::: "memory"); }
 
 // A warpgroup's threads get N registers each, more or fewer than they were launched with.
 template <int N>

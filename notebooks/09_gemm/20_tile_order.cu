@@ -1,0 +1,157 @@
+// 20 tile_order: consumers out of step, tiles and K in serpentines; with GELU=1, bias and GELU on the way out.
+//
+// The step from 19: the second consumer begins LAG steps after the first and stays behind, so that one lays out its
+// sums while the other multiplies. Groups of tiles are walked forth and back, and tiles through K alike: what was used
+// last, and still lies in L2, is used first.
+// Expected: the tensor cores hardly notice that a tile ends, and DRAM is read less often.
+
+#include "hopper.cuh"
+
+#ifndef BM
+#define BM 128  // rows of x and y that a block computes, 64 a consumer
+#define BN 256  // rows of w, columns of y
+#define BK 64   // 128 bytes: the width of the swizzle
+#define STAGES 4
+#define GROUP 8  // clusters, one below the other
+#define CLUSTER 2
+#define LAG 1
+#define GELU 0
+#define THREADS 384
+#endif
+static_assert(BM == 128 && BK == 64 && THREADS == 384, "two consumers of 64 rows each, and a producer");
+static_assert(BN % (8 * CLUSTER) == 0, "each block's share of w begins where the swizzle begins anew");
+constexpr int SHARE = BN / CLUSTER;  // rows of w that each block asks for
+constexpr int BUFFER = 64 * 64 * 2;  // bytes of a piece of y: 64 rows of 128 bytes
+
+struct Place {
+    int m, n;
+};
+
+// The first row and column of a cluster's tiles: down GROUP rows of them, then one column on: right, or back left.
+__device__ Place place(int tile, int rows, int columns) {
+    const int first = tile / (GROUP * columns) * GROUP, within = tile % (GROUP * columns);
+    const int high = min(rows - first, GROUP);  // the last group may have fewer rows
+    const int column = first / GROUP % 2 ? columns - 1 - within / high : within / high;
+    return {(first + within % high) * CLUSTER * BM, column * BN};
+}
+
+// GELU, tanh form: 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))), with h = z / 2 in place of z.
+__device__ __forceinline__ float gelu(float z) {
+    const float h = 0.5f * z;
+    float t;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(h * (1.595769122f + 0.285427f * h * h)));
+    return h + h * t;
+}
+
+// gelu(sums + bias), in place; a thread has two columns of each eight.
+__device__ __forceinline__ void activate(float (&sums)[BN / 2], const u32* bias, int column, int N) {
+    column += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < BN / 8; ++j) {
+        float first = 0, second = 0;
+        if (column + 8 * j < N) unpack(__ldg(bias + column / 2 + 4 * j), first, second);
+        for (int i = 0; i < 4; i += 2) {
+            sums[4 * j + i] = gelu(sums[4 * j + i] + first);
+            sums[4 * j + i + 1] = gelu(sums[4 * j + i + 1] + second);
+        }
+    }
+}
+
+// The sums of a warpgroup to y[row:, column:], 64 columns at a time, through two buffers of shared memory.
+__device__ __forceinline__ void write_async(const float (&sums)[BN / 2], const TensorMap& y, u32 buffers, int row,
+                                            int column, int name) {
+    const int lane = threadIdx.x % 32, leader = threadIdx.x % 128 == 0;
+    const u32 to = buffers + (threadIdx.x % 128 / 32 * 16 + lane % 16) * 128;  // the row that this lane addresses
+#pragma unroll
+    for (int piece = 0; piece < BN / 64; ++piece) {
+        const u32 buffer = piece % 2 * BUFFER;
+        if (leader) stores_have_read<1>();
+        sync_warpgroup(name);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {  // 16 columns: two 16-byte places of eight in a row, swizzled by its number
+            const float* d = sums + piece * 32 + j * 8;
+            store_matrices(to + buffer + ((2 * j + lane / 16) ^ lane % 8) * 16, pack(d[0], d[1]), pack(d[2], d[3]),
+                           pack(d[4], d[5]), pack(d[6], d[7]));
+        }
+        written_for_async();
+        sync_warpgroup(name);
+        if (leader) store(y, buffers + buffer, column + piece * 64, row);
+    }
+}
+
+extern "C" __global__ __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER)
+void gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap w,
+          const __grid_constant__ TensorMap y, int M, int N, int K
+#if GELU
+          , const u32* bias  // two elements each
+#endif
+) {
+    extern __shared__ unsigned char memory[];
+    __shared__ u64 barriers[2 * STAGES];
+    const u32 x_tiles = aligned(memory), w_tiles = x_tiles + STAGES * BM * BK * 2;
+    const u32 buffers = w_tiles + STAGES * BN * BK * 2;
+    const u32 full = shared_address(barriers), empty = full + 8 * STAGES;
+    const int warpgroup = threadIdx.x / 128, rank = rank_in_cluster(), steps = (K + BK - 1) / BK;
+    const int rows_of_tiles = (M + CLUSTER * BM - 1) / (CLUSTER * BM), columns_of_tiles = (N + BN - 1) / BN;
+    const int tiles = rows_of_tiles * columns_of_tiles, first = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            init_barrier(full + 8 * stage, 1);
+            init_barrier(empty + 8 * stage, 2 * CLUSTER);
+        }
+        barriers_ready();
+    }
+    sync_cluster();
+
+    int step = 0;  // counts on from tile to tile
+    if (warpgroup == 2) {  // the producer
+        fewer_registers<24>();
+        bool back = false;
+        for (int tile = first; tile < tiles && threadIdx.x % 128 == 0; tile += clusters, back = !back) {
+            const Place at = place(tile, rows_of_tiles, columns_of_tiles);
+#pragma unroll 1
+            for (int i = 0; i < steps; ++i, ++step) {
+                const int stage = step % STAGES, k = (back ? steps - 1 - i : i) * BK;
+                wait(empty + 8 * stage, ~(step / STAGES) & 1);  // the first round finds every stage empty
+                arrive_expecting(full + 8 * stage, (BM + BN) * BK * 2);
+                load(x_tiles + stage * BM * BK * 2, x, full + 8 * stage, k, at.m + rank * BM);
+                load_for_all(w_tiles + stage * BN * BK * 2 + rank * SHARE * BK * 2, w, full + 8 * stage, k,
+                             at.n + rank * SHARE, CLUSTER);
+            }
+        }
+    } else {
+        more_registers<240>();
+        float sums[BN / 2];
+        const auto hand_back = [&](int step) {
+            if (threadIdx.x % 128 < CLUSTER) arrive_at(empty + 8 * (step % STAGES), threadIdx.x % 128);
+        };
+        if (LAG && warpgroup == 1 && first < tiles) sync_consumers();
+        for (int tile = first; tile < tiles; tile += clusters) {
+            const Place at = place(tile, rows_of_tiles, columns_of_tiles);
+#pragma unroll 1
+            for (int i = 0; i < steps; ++i, ++step) {
+                if (LAG && warpgroup == 0 && step == min(LAG, steps - 1)) let_other_consumer_go();
+                const int stage = step % STAGES;
+                wait(full + 8 * stage, step / STAGES & 1);
+                const u64 rows = describe(x_tiles + stage * BM * BK * 2 + warpgroup * 64 * BK * 2);
+                const u64 columns = describe(w_tiles + stage * BN * BK * 2);
+                begin_products();
+#pragma unroll
+                for (int j = 0; j < BK / 16; ++j) multiply(sums, rows + 2 * j, columns + 2 * j, i || j);
+                end_products();
+                wait_for_products<1>();
+                if (i) hand_back(step - 1);
+            }
+            wait_for_products<0>();
+            hand_back(step - 1);
+            settle(sums);
+#if GELU
+            activate(sums, bias, at.n, N);
+#endif
+            const int row = at.m + rank * BM + warpgroup * 64;
+            write_async(sums, y, buffers + warpgroup * 2 * BUFFER, row, at.n, 1 + warpgroup);
+        }
+        if (threadIdx.x % 128 == 0) stores_have_read<0>();
+    }
+    sync_cluster();  // no block ends while another may still arrive at its barriers
+}
