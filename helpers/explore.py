@@ -296,20 +296,22 @@ class Rungs:
         picture.figure.savefig(buffer, format="png")
         image = base64.b64encode(buffer.getvalue()).decode()
         self.picture.value = f'<img style="max-width:100%" alt="{picture.text}" src="data:image/png;base64,{image}">'
-        self.readout.value = f'<p role="status">{html.escape(self.text(step))}</p>'
-        name = html.escape(f"Hot loop of {step.name}, SASS")
-        self.code.value = (
-            f'<div>{name}</div><pre tabindex="0" aria-label="{name}" style="max-height:22em;overflow:auto;'
-            f'font-size:12px;border:1px solid #8884;padding:6px">{html.escape(step.loop.text if step.loop else "")}'
-            "</pre>"
-        )
+        first, *more = (html.escape(sentence) for sentence in self.sentences(step))
+        items = "".join(f"<li>{sentence}</li>" for sentence in more)
+        self.readout.value = f'<div role="status"><p>{first}</p><ul>{items}</ul></div>'
+        loop = step.loop.text if step.loop else ""
+        self.code.value = show.code(loop, "SASS", mark=reveal.MULTIPLIES, caption=f"Hot loop of {step.name}").html
 
-    def text(self, step: Step) -> str:
-        """What is known of a rung, in words."""
+    def sentences(self, step: Step) -> list[str]:
+        """What is known of a rung, in words: its figure and idea, what was counted, what its hot loop is made of."""
         figure = step.fraction
         part = f"{plots.number(figure.value)} of {self.whole}" if plots.known(figure.value) else "not recorded yet"
-        counted = str(step.counters) if step.counters else "Counters: not recorded yet."
-        return f"{step.name}: {part}. {step.idea} {counted} Hot loop: {step.loop or 'none'}."
+        counted = step.counters.sentences() if step.counters else ["Counters: not recorded yet."]
+        return [
+            f"{step.name}: {part}. {step.idea[:1].upper()}{step.idea[1:]}",
+            *counted,
+            f"Hot loop: {step.loop or 'none'}.",
+        ]
 
     def drawn(self, chosen: str = "") -> show.Picture:
         steps = [(step.name, step.part, step.fraction) for step in self.steps.values()]

@@ -61,6 +61,9 @@ matrices: mma.sync one tile for a warp (sm_80 and consumer cards), wgmma for fou
 tcgen05 into tensor memory (sm_100), mfma and wmma on AMD's data-centre and consumer cards."""
 MATRIX = ("mma.sync", "wgmma", "tcgen05", "mfma", "wmma")
 """Those of `KINDS` that run on tensor cores, or on what AMD calls matrix cores."""
+_MATRIX_OP = "|".join(KINDS[kind] for kind in MATRIX)
+MULTIPLIES = rf"\b(?:{_MATRIX_OP}|{KINDS['fma']})"
+"""A line of assembly that multiplies."""
 
 
 class CompileFailed(RuntimeError):
@@ -537,13 +540,14 @@ class Loop:
 
     @property
     def share(self) -> float:
-        """Which share of its instructions multiplies and adds: in FFMA loops what is left is overhead."""
+        """Which share of its instructions multiplies: of a loop of FFMA what is left is overhead."""
         counts = self.instructions
-        return sum(n for op, n in counts.items() if _multiplies(op)) / max(counts.total(), 1)
+        return sum(n for op, n in counts.items() if re.match(MULTIPLIES, op)) / max(counts.total(), 1)
 
     def __str__(self) -> str:
         counts = self.instructions
-        spelled = ", ".join(f"{n} {op}" for op, n in counts.most_common(8))
+        ordered = sorted(counts.items(), key=lambda pair: (not re.match(MULTIPLIES, pair[0]), -pair[1]))
+        spelled = ", ".join(f"{n} {op}" for op, n in ordered[:8])
         return f"{counts.total()} instructions: {spelled}{', …' if len(counts) > 8 else ''}"
 
 
@@ -579,15 +583,10 @@ def hot_loop(sass: str) -> Loop | None:
 
 _SASS_LINE = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
 _LOOP_OP = re.compile(r"^[0-9a-f]+  (?:@!?U?P\w+ )?([A-Z][\w.]*)", re.MULTILINE)
-_MATRIX_OP = "|".join(KINDS[kind] for kind in MATRIX)
 
 
 def _plain_op(text: str) -> str:
     return re.sub(r"^@!?U?P\w+ ", "", text)
-
-
-def _multiplies(op: str) -> bool:
-    return bool(re.match(f"{_MATRIX_OP}|{KINDS['fma']}", op))
 
 
 def operations(ir: str) -> Counter:

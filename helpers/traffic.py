@@ -169,11 +169,13 @@ _COUNTED = {
 
 @dataclass(frozen=True)
 class Counters:
-    """What the hardware counted while one kernel ran. `us`: its time; occupancy, tensor_busy and fma_busy: percent of
-    the warps an SM can hold, and of the cycles in which the tensor cores, or the multiply-adds of the CUDA cores, were
-    at work; bytes between DRAM and L2, and between L2 and the SMs; `conflicts`: extra passes over shared memory for
-    bank conflicts, for each of its accesses; `stalls`: what warps waited for, (words, percent of their time), the
-    longest first."""
+    """What the hardware counted while one kernel ran.
+
+    us: its time. occupancy, tensor_busy, fma_busy: percent of the warps that an SM can hold, and of the cycles in which
+    tensor cores, or the multiply-adds of CUDA cores, were at work. dram_read, dram_written, l2_bytes: bytes between
+    DRAM and L2, and between L2 and the SMs. conflicts: the share of the passes over shared memory that are there only
+    for bank conflicts. stalls: what warps did or waited for, (words, percent of their time), the longest first.
+    """
 
     function: str
     kernel: str
@@ -188,25 +190,29 @@ class Counters:
     conflicts: float
     stalls: tuple[tuple[str, float], ...]
 
-    def __str__(self) -> str:
+    def sentences(self) -> list[str]:
+        """What it says, in words."""
         waits = ", ".join(f"{why} {share:.0f}%" for why, share in self.stalls[:3])
-        return (
-            f"{self.registers} registers a thread, occupancy {self.occupancy:.0f}%; tensor cores busy "
-            f"{self.tensor_busy:.0f}%, multiply-adds of the CUDA cores {self.fma_busy:.0f}%; DRAM "
-            f"{self.dram_read / 1e6:.0f} MB read and {self.dram_written / 1e6:.0f} MB written, "
-            f"{self.l2_bytes / 1e6:.0f} MB between L2 and the SMs; {self.conflicts:.2f} bank conflicts for each access "
-            f"to shared memory; a warp's time: {waits}."
-        )
+        return [
+            f"Occupancy {self.occupancy:.0f}%, {self.registers} registers a thread.",
+            f"Tensor cores at work {self.tensor_busy:.0f}% of the time, "
+            f"multiply-adds of CUDA cores {self.fma_busy:.0f}%.",
+            f"DRAM: {self.dram_read / 1e6:.0f} MB read, {self.dram_written / 1e6:.0f} MB written; "
+            f"between L2 and the SMs {self.l2_bytes / 1e6:.0f} MB.",
+            f"Shared memory: {self.conflicts:.2f} of its passes are for bank conflicts.",
+            f"How its warps spend their time: {waits}.",
+        ]
 
 
 def counters(*functions: Callable[[], object]) -> str:
     """What the hardware counted while each function's longest kernel ran, a line of JSON each: for `records.text`,
     and `read_counters` makes `Counters` of it. One process for all of them."""
-    rows = _ncu(functions, list(_COUNTED.values()), ["--profile-from-start", "off"], repeats=1)
+    counted = {n: m for n, m in _COUNTED.items() if n != "gmma" or machine.here().arch == "sm_90"}
+    rows = _ncu(functions, list(counted.values()), ["--profile-from-start", "off"], repeats=1)
     lines = []
     for function, ((*kernels,),) in zip(functions, _by_call(rows, len(functions), 1), strict=True):
         row = max(kernels, key=lambda row: _value(row, DURATION))
-        found = {name: _value(row, metric) for name, metric in _COUNTED.items()}
+        found = {name: _value(row, metric) for name, metric in counted.items()}
         total = found["latency"]
         waits = {words: 100 * found[reason] / total for reason, words in STALLS.items() if reason in found}
         lines.append(

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.text import Text
 
 import helpers  # noqa: F401  (decides the mode before triton is imported)
-from helpers import explore, machine, plots
+from helpers import explore, machine, plots, reveal, traffic
 from helpers.records import Figures, Measurement
 
 CEILINGS = SimpleNamespace(copy=4e12, read=4.1e12, fp16_matmul=640e12, fp32_matmul=48e12, empty_kernel_us=2.0)
@@ -191,3 +191,35 @@ def test_the_static_roofline_can_be_saved():
     picture.figure.savefig(buffer, format="png")
     assert buffer.tell() > 10_000 and "product 4096³, fp16" in picture.text
     texts_inside(picture.figure)
+
+
+def ladder() -> list[explore.Step]:
+    loop = reveal.Loop("0040  FFMA R1, R2, R3, R1\n0050  @P0 BRA 0x40")
+    counted = traffic.Counters("f", "gemm", 9, 64, 50, 0, 80, 10**8, 10**7, 10**9, 0.1, (("issuing", 60.0),))
+    part = Measurement(0.5, "of cuBLAS", 0.48, 0.52, 9)
+    missing = Measurement(math.nan, "", math.nan, math.nan, 0, "not recorded yet")
+    return [
+        explore.Step("01 naive", "fp32", "one thread, <one> element.", part, loop, counted),
+        explore.Step("10 wmma", "bf16", "fragments.", missing),
+    ]
+
+
+def test_a_ladder_is_told_by_its_parts():
+    steps = [(step.name, step.part, step.fraction) for step in ladder()]
+    picture = plots.ladder(steps, chosen="01 naive", title="GEMM")
+    assert picture.text.startswith("GEMM: parts of cuBLAS, higher is better. fp32: 01 naive 0.5; bf16: 10 wmma not rec")
+    assert len([p for p in picture.figure.axes[0].patches if p.get_height()]) == 2  # a bar and the frame of the chosen
+    texts_inside(picture.figure)
+
+
+def test_the_explorer_of_the_ladder_says_what_is_known_of_a_rung():
+    explorer = explore.Rungs(ladder())
+    said = explorer.readout.value
+    assert 'role="status"' in said and "01 naive: 0.5 of cuBLAS. One thread, &lt;one&gt; element." in said
+    assert "Occupancy 50%, 64 registers" in said and "Hot loop: 2 instructions: 1 FFMA, 1 BRA." in said
+    assert "0040  FFMA" in explorer.code.value and "ladder-explorer" in explorer.box._dom_classes
+    before = pixels(explorer)
+    explorer.choice.value = "10 wmma"  # what an arrow key does
+    assert pixels(explorer) != before and 'alt="The ladder: parts of cuBLAS' in explorer.picture.value
+    assert "Counters: not recorded yet." in explorer.readout.value and "Hot loop: none." in explorer.readout.value
+    assert "01 naive 0.5" in explorer.static().text

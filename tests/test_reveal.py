@@ -1,6 +1,7 @@
 """Generated code: every stage of a Triton kernel compiled without a GPU, and what torch.compile makes of a function."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from helpers import reveal, source
+from helpers import cuda, reveal, source
 
 
 @triton.jit
@@ -302,3 +303,61 @@ def test_one_of_several_that_does_not_compile_raises_as_it_does_alone():
 
     with pytest.raises(reveal.CompileFailed, match="power of 2"):
         reveal.at_once(make, [2.0, 3.0])
+
+
+LOOPS = """
+#include <mma.h>
+using namespace nvcuda;
+extern "C" __global__ void sums(const float* x, float* out, int n) {
+  float s[8] = {};
+  for (int row = 0; row < n; ++row) {
+    while (((volatile const float*)x)[row] < 0) {}
+#pragma unroll 1
+    for (int i = 0; i < n; ++i)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) s[j] = s[j] * x[8 * i + j] + 0.5f;
+  }
+#pragma unroll 1
+  for (int i = 0; i < n; ++i) out[i] = out[i] * 2 + s[i % 8];
+}
+extern "C" __global__ void products(const __half* x, float* out, int n) {
+  wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, wmma::row_major> a;
+  wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, wmma::row_major> b;
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> c;
+  wmma::fill_fragment(c, 0.0f);
+#pragma unroll 1
+  for (int k = 0; k < n; ++k) {
+    wmma::load_matrix_sync(a, x + 16 * k, n);
+    wmma::load_matrix_sync(b, x + 16 * k, n);
+    wmma::mma_sync(c, a, b, c);
+  }
+#pragma unroll 1
+  for (int k = 0; k < n; ++k)
+#pragma unroll
+    for (int i = 0; i < 8; ++i) c.x[i] = c.x[i] * 0.5f + 1;
+  wmma::store_matrix_sync(out, c, n, wmma::mem_row_major);
+}
+extern "C" __global__ void straight(float* x) { x[threadIdx.x] += 1; }
+"""
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_120"])
+def test_the_hot_loop_is_the_innermost_with_most_of_the_arithmetic(arch):
+    binary = cuda.compile(LOOPS, arch)
+    loop = reveal.hot_loop(binary.sass("sums"))
+    assert loop.instructions["FFMA"] + 2 * loop.instructions["FFMA2"] == 8 and loop.instructions["BRA"] == 1
+    assert 0.2 < loop.share < 1 and re.match(r"\d+ instructions: \d FFMA2?, ", str(loop))
+    products = reveal.hot_loop(binary.sass("products"))
+    assert products.instructions["HMMA"] >= 2 and products.instructions["FFMA"] == 0
+    assert reveal.hot_loop(binary.sass("straight")) is None
+
+
+def test_the_hot_loop_of_what_nvdisasm_writes_is_the_same():
+    labelled = """
+.L_x_0:
+        /*0040*/                   FFMA R1, R2, R3, R1 ;
+        /*0050*/              @!P0 FFMA R4, R2, R3, R4 ;
+        /*0060*/               @P1 BRA `(.L_x_0) ;
+        /*0070*/                   EXIT ;
+"""
+    assert reveal.hot_loop(labelled).instructions == {"FFMA": 2, "BRA": 1}

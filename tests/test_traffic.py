@@ -86,3 +86,38 @@ def test_missing_permission_is_named_with_its_mend():
     done = type("Done", (), {"stdout": "==ERROR== ERR_NVGPUCTRPERM", "stderr": "", "exit": 1, "timed_out": False})
     problem = traffic._failure(done)
     assert isinstance(problem, machine.NotReady) and "NVreg_RestrictProfilingToAdminUsers=0" in problem.mend
+
+
+def test_counters_become_sentences_and_travel_as_text(monkeypatch, tmp_path):
+    values = {m: "0" for m in traffic._COUNTED.values()} | {
+        traffic._COUNTED["registers"]: "128",
+        traffic._COUNTED["occupancy"]: "24.96",
+        traffic.READ: "67,000,000",
+        traffic._COUNTED["conflicts"]: "25",
+        traffic._COUNTED["shared"]: "100",
+        traffic._COUNTED["latency"]: "8",
+        traffic._COUNTED["gmma"]: "4",
+        traffic._COUNTED["selected"]: "1",
+        traffic._COUNTED["long_scoreboard"]: "2",
+    }
+    table = [{"Kernel Name": name} | values | {traffic.DURATION: ns} for name, ns in (("fill(int)", "900"),
+             ("gemm(float)", "190,000"), ("spin_kernel", "1"))]  # fmt: skip
+    columns = list(table[0])
+    text = "\n".join(",".join(f'"{row[c]}"' for c in columns) for row in [dict(zip(columns, columns, strict=True)),
+                     dict.fromkeys(columns, ""), *table])  # fmt: skip
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    monkeypatch.setattr(machine, "here", lambda: machine.Machine("gpu", "a test", "a card", (9, 0)))
+    monkeypatch.setattr(machine, "cache", lambda name: tmp_path)
+    monkeypatch.setattr(traffic, "find", lambda: "ncu")
+    monkeypatch.setattr(traffic.source, "live", lambda *names: "def product():\n    pass\n")
+    monkeypatch.setattr(traffic.child, "command", lambda command, **_: SimpleNamespace(stdout=text, stderr=""))
+
+    def product():
+        pass
+
+    written = traffic.counters(product)
+    found = traffic.read_counters(f"[recorded: a GPU]\n{written}")["product"]
+    assert (found.kernel, found.us, found.registers, found.conflicts) == ("gemm", 190.0, 128, 0.25)
+    assert found.stalls[:2] == (("waiting for wgmma", 50.0), ("waiting for global memory or L2", 25.0))
+    said = " ".join(found.sentences())
+    assert "Occupancy 25%, 128 registers" in said and "67 MB read" in said and "waiting for wgmma 50%" in said

@@ -169,7 +169,8 @@ def ladder(
                 axes.bar(x, measurement.value, 0.75, fill=False, edgecolor=BLACK, linewidth=2.2)
             axes.errorbar(x, measurement.value, yerr=spread, color=BLACK, capsize=2, linewidth=1)
         axes.annotate(f"{measurement.value:.2f}" if there else "?", (x, measurement.value if there else 0), (0, 5),
-                      textcoords="offset points", ha="center", fontsize=8, fontweight=bold)  # fmt: skip
+                      textcoords="offset points", ha="center", fontsize=8, fontweight=bold,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
         said[part].append(f"{name} {number(measurement.value) if there else MISSING}")
     axes.axhline(1, color=BLACK, linestyle="--", linewidth=1.3, label=whole)
     names = [name.partition(" ")[0] if name[:1].isdigit() else name for name, *_ in steps]
