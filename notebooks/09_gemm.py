@@ -297,7 +297,7 @@ def linear_gelu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out=None) -> 
 
 
 def generations() -> dict[str, Rung]:
-    """The best kernel of sm_80 and the best of sm_90, each with the sizes for this card and with those that fit sm_80."""
+    """The best kernels of sm_80 and of sm_90, each with the sizes for this card and with those that fit sm_80."""
     old, new = find("mma_sync"), RUNGS[-1]
     return {
         "mma.sync, sm_80's sizes": old.sized_for("sm_80"),
