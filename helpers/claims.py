@@ -7,6 +7,8 @@
 holds: every test does. fails: none does. depends: some do, and the tests say on what. A figure whose spread reaches
 across the threshold is not resolved, and one that no GPU has been recorded for is not recorded yet: neither counts
 for or against, and while one of them could still change the verdict there is none.
+
+A claim about several rungs of the ladder is judged rung by rung, each in its lesson: `rung="CUDA"` names the one.
 """
 
 import ast
@@ -231,6 +233,13 @@ class Ruling:
     key: str
     claim: Claim
     tests: tuple[Test, ...]
+    rung: str = ""
+
+    @property
+    def heading(self) -> str:
+        """What is judged, in a line: the claim, who makes it, and for which rung of the ladder."""
+        where = f"Claim {self.key}{f', for {self.rung}' if self.rung else ''} ({self.claim.source})"
+        return f"{where}: {self.claim.statement}"
 
     @property
     def verdict(self) -> str:
@@ -261,28 +270,27 @@ class Ruling:
         columns = ["test", "value", "threshold", "holds", "note"]
         rows = [test.row() for test in self.tests]
         columns = columns if any(row["note"] for row in rows) else columns[:-1]
-        return show.table(rows, columns, caption=f"Claim {self.key} ({self.claim.source}): {self.claim.statement}")
+        return show.table(rows, columns, caption=self.heading)
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        heading = f"Claim {self.key} ({self.claim.source}): {self.claim.statement}"
-        above = self._table()._repr_mimebundle_()["text/html"] if self.tests else show.paragraph(heading)
+        above = self._table()._repr_mimebundle_()["text/html"] if self.tests else show.paragraph(self.heading)
         return {"text/html": above + show.paragraph(f"Verdict: {self.sentence}.", bold=True), "text/plain": str(self)}
 
     def __str__(self) -> str:
-        heading = f"Claim {self.key} ({self.claim.source}): {self.claim.statement}"
-        return f"{self._table() if self.tests else heading}\nVerdict: {self.sentence}."
+        return f"{self._table() if self.tests else self.heading}\nVerdict: {self.sentence}."
 
 
-def verdict(key: str, *tests: Test) -> Ruling:
+def verdict(key: str, *tests: Test, rung: str = "") -> Ruling:
     """The verdict on the claim `key` from `tests`, to be shown as a cell's result.
 
+    rung: the rung of the ladder that the tests are about ("CUDA"), where other lessons judge the claim on others.
     A claim that is not testable takes no tests. Raises LookupError for an unknown claim, naming the near ones;
     ValueError for a testable claim without tests, or one that is not testable with some.
     """
     claim = look_up(key)
     if bool(tests) == bool(claim.untestable):
         raise ValueError(f"the claim {key} " + (f"takes no tests: {claim.untestable}" if tests else "needs a test"))
-    return Ruling(key, claim, tests)
+    return Ruling(key, claim, tests, rung)
 
 
 def look_up(key: str) -> Claim:
@@ -296,7 +304,8 @@ def look_up(key: str) -> Claim:
 def declared(notebook: Path) -> dict[str, list[str]]:
     """The claims that a notebook gives a verdict on, each with the ids of its cells. Raises ValueError.
 
-    Their ids are literals in calls of `claims.verdict`, as those of figures are.
+    Their ids are literals in calls of `claims.verdict`, as those of figures are; so are the rungs that they are judged
+    for, which follow an id after a comma: "fusion-bytes, CUDA".
     """
     out: dict[str, list[str]] = {}
     for cell in json.loads(notebook.read_text())["cells"]:
@@ -310,7 +319,8 @@ def declared(notebook: Path) -> dict[str, list[str]]:
                     raise ValueError(
                         f"{notebook.name}, cell {cell['id']}: claims.verdict takes a claim's id, literally"
                     )
-                out.setdefault(key.value, []).append(cell["id"])
+                rungs = [ast.literal_eval(k.value) for k in node.keywords if k.arg == "rung"]
+                out.setdefault(", ".join([key.value, *rungs]), []).append(cell["id"])
     return out
 
 

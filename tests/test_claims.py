@@ -93,6 +93,14 @@ def test_a_verdict_reads_as_text_and_as_html():
     assert "<table" in bundle["text/html"] and "It fails for: alone, fp16." in bundle["text/html"]
 
 
+def test_a_rungs_verdict_names_the_rung():
+    text = str(claims.verdict("registers", YES, rung="CUDA")).splitlines()
+    assert (
+        text[0].startswith("Claim registers, for CUDA (the trend article")
+        and text[-1] == "Verdict: holds in every test."
+    )
+
+
 def test_what_has_no_verdict_yet_says_why():
     assert "not resolved, the spread reaches across the threshold: middle" in str(
         claims.verdict("registers", YES, OPEN)
@@ -149,6 +157,8 @@ def test_a_claim_is_named_literally(tmp_path):
         return tmp_path / "98_a.ipynb"
 
     assert claims.declared(notebook("%time 1\nclaims.verdict('registers', t)")) == {"registers": ["l98-a"]}
+    part = notebook("claims.verdict('registers', t, rung='CUDA')")
+    assert claims.declared(part) == {"registers, CUDA": ["l98-a"]}
     for odd in ("claims.verdict(key, t)", "claims.verdict('regsters', t)", "claims.verdict()"):
         with pytest.raises(ValueError, match="98_a.ipynb, cell l98-a"):
             claims.declared(notebook(odd))
