@@ -1,7 +1,7 @@
 """Run notebooks, save them in one canonical form, and say which saved ones are stale.
 
-A saved notebook says in `metadata.helpers` what its outputs came from: `code_hash` (of its code cells), `mode`,
-`gpu`, `date`, `versions`. Canonical form means that running unchanged code on an unchanged machine changes as few
+A saved notebook says in `metadata.helpers` what its outputs came from: `code_hash` (of its code cells and of kernels
+in a folder beside it), `mode`, `gpu`, `date`, `versions`. Canonical form means that running unchanged code on an unchanged machine changes as few
 bytes as it can: sorted keys, one order of fields, no execution times, no widget state, no paths of a machine.
 """
 
@@ -22,7 +22,7 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-from . import ROOT, copies, machine, records
+from . import ROOT, copies, machine, records, source
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 KERNEL = {
@@ -268,8 +268,11 @@ def save(notebook: nbformat.NotebookNode, path: Path) -> None:
 
 
 def code_hash(notebook: nbformat.NotebookNode) -> str:
-    """16 hex digits over the sources of the code cells, in order."""
+    """16 hex digits over the sources of the code cells, in order, and over the kernels in a folder that they load."""
     sources = [cell.source.rstrip() for cell in notebook.cells if cell.cell_type == "code"]
+    for name in dict.fromkeys(re.findall(r"source\.load\(\s*[\"'](\w+)", "\n".join(sources))):
+        if kernels := sorted((ROOT / "notebooks" / name).glob("*.cu*")):
+            sources += [path.read_text(encoding="utf-8") for path in (*source.find(name), *kernels)]
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()[:16]
 
 

@@ -73,6 +73,20 @@ def test_where_outputs_came_from_is_saved(ran):
     assert (made["gpu"] is None) == (made["mode"] == "cpu")
 
 
+def test_a_notebook_is_stale_when_a_kernel_that_it_loads_changes(tmp_path, monkeypatch):
+    cell = nbformat.v4.new_code_cell('gemm = source.load("09_test", "gemm")')
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    for module in (notebooks, notebooks.source):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    before = notebooks.code_hash(notebook)
+    (tmp_path / "notebooks/09_test").mkdir(parents=True)
+    hashes = [before]
+    for path, text in (("09_test.py", "RUNGS = 1"), ("09_test/01_naive.cu", "// 1"), ("09_test/01_naive.cu", "// 2")):
+        (tmp_path / "notebooks" / path).write_text(text)
+        hashes.append(notebooks.code_hash(notebook))
+    assert len(set(hashes)) == 3 and hashes[0] == hashes[1], "a file without a folder of kernels does not count"
+
+
 @pytest.mark.parametrize(
     ("source", "tags", "error"),
     [
