@@ -1,8 +1,9 @@
 """Run notebooks, save them in one canonical form, and say which saved ones are stale.
 
 A saved notebook says in `metadata.helpers` what its outputs came from: `code_hash` (of its code cells and of kernels
-in a folder beside it), `mode`, `gpu`, `date`, `versions`. Canonical form means that running unchanged code on an unchanged machine changes as few
-bytes as it can: sorted keys, one order of fields, no execution times, no widget state, no paths of a machine.
+in a folder beside it), `mode`, `gpu`, `date`, `versions`. Canonical form means that running unchanged code on an
+unchanged machine changes as few bytes as it can: sorted keys, one order of fields, no execution times, no widget
+state, no paths of a machine.
 """
 
 import datetime
