@@ -102,7 +102,11 @@ def failed(last: dict, done: child.Result, text: str) -> Finding:
     where = still(done.stderr, text)
     if done.timed_out:
         what = f"The kernel `{last['kernel']}`, launched last," if last.get("kernel") else "It"
-        return Finding("timeout", f"{what} was still running after {done.seconds:.1f} s{where}, and was stopped.")
+        said = f"{what} was still running after {done.seconds:.1f} s{where}, and was stopped."
+        if last.get("kernel") and "mbarrier" in text:
+            said += " A wait at an mbarrier ends when its phase has had all its arrivals and all the bytes it was told "
+            said += "to expect, and where it waits for the parity of that phase, not of another."
+        return Finding("timeout", said)
     while_ = " while its definitions were run" * (last.get("event") == "import")
     if done.signal:
         said = f"It was ended by {signal.Signals(done.signal).name}{while_}{where}."
@@ -187,10 +191,10 @@ def place(text: str, number: int) -> str:
 
 def owner(lines: list[str], number: int) -> str:
     """The function in whose text a line stands."""
-    for line in reversed(lines[:number]):
-        if m := re.match(r"\s*(?:def|class) (\w+)|.*\bvoid\s+(?:__\w+__\([^)]*\)\s*)?(\w+)\s*\(", line):
-            return m[1] or m[2]  # __global__ may stand a line above
-    return lines[number - 1].strip()
+    # the parts of a CUDA function's head may stand in several lines
+    starts = r"^[ \t]*(?:def|class) (\w+)|\bvoid\s+(?:__\w+__\s*\([^)]*\)\s*)?(?!__)(\w+)\s*\("
+    found = re.findall(starts, "\n".join(lines[:number]), re.M)
+    return "".join(found[-1]) if found else lines[number - 1].strip()
 
 
 def _counted(names: list[str]) -> str:

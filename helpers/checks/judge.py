@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 import torch
 
 from .. import ROOT, child, locks, machine, reveal, source, stage
-from ..exercises import Case, Draw, Exercise, travelling
+from ..exercises import Built, Case, Draw, Exercise, travelling
 from . import rules, sanitizer
 from .compare import compare, short, tensors
 from .findings import caught, composed, failed, limited, owner, still, untouched, visible
@@ -53,7 +53,7 @@ def judge(
             "gpu" if machine.gpu() else "cpu",
             time.monotonic() - began,
             seed,
-            tuple(trial.checked) if passed else (),
+            tuple(trial.checked) if passed is not False else (),
             tuple(trial.unchecked),
             trial.printed,
         )
@@ -151,7 +151,11 @@ class Trial:
     def run(self) -> list[Finding]:
         """Both passes, and what they leave open; ends at the first that finds something."""
         findings = self.on_cpu()
-        if not findings and self.gpu:
+        if not findings and not self.can_run():
+            here = f"this GPU is {machine.here().arch}" if self.gpu else "this machine has no GPU"
+            said = f"{self.exercise.needs.says} Here nothing was run: {here}. What could be seen without is right."
+            findings = caught("compiler", [Finding("needs-hardware", said)])
+        elif not findings and self.gpu:
             with locks.shared():
                 findings = self.on("gpu")
                 worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory"))
@@ -164,6 +168,11 @@ class Trial:
         elif self.sanitize and not self.gpu:
             self.unchecked.append("compute-sanitizer: it needs a GPU")
         return findings
+
+    def can_run(self) -> bool:
+        """Whether this machine, in one of its modes, runs what the exercise asks for."""
+        needs = self.exercise.needs
+        return not needs or (self.gpu and machine.here().capability in needs.capabilities)
 
     def on_cpu(self) -> list[Finding]:
         """As in CPU mode. What this machine lacks for it (g++) is no finding where a GPU judges as well."""
@@ -187,6 +196,8 @@ class Trial:
             findings = caught("process", [Finding("forbidden", said)])
         if findings:
             return findings
+        if mode == "cpu" and self.exercise.needs:
+            return caught("compiler", self.inspected(left[-1][0].get("inspected")))
         if mode == "cpu" and not self.gpu:
             findings = caught("compiler", self.compiled(left[-1][0].get("to_compile", [])))
         where = "on the GPU" if mode == "gpu" else "interpreted" if self.exercise.made_of == "triton" else "on the CPU"
@@ -232,13 +243,15 @@ class Trial:
                         spec |= {"again": _spec(t, "again", blobs)["again"]}
             return out
 
-        twice = self.exercise.made_of in ("triton", "cuda", "torch") and not self.exercise.drive
+        inspected = mode == "cpu" and bool(self.exercise.needs)
+        twice = self.exercise.made_of in ("triton", "cuda", "torch") and not self.exercise.drive and not inspected
         job = {
             "mode": mode,
             "text": self.text,
             "entry": self.exercise.entry,
             "made_of": self.exercise.made_of,
             "seed": self.seed,
+            "inspected": inspected,
             "trace": any(limit.fact in stage.TRACED for limit in self.exercise.limits),
             "drive": _travel(self.exercise.drive),
             "cases": [packed(i, case, twice and n == 0) for n, (i, case) in enumerate(cases)],
@@ -279,7 +292,8 @@ class Trial:
             self.unchecked.append("compute-sanitizer: it is not installed")
             return []
         cases = [(i, case) for i, case in self.cases("gpu") if not case.memory_bytes and case.mode != "gpu"]
-        tools = sanitizer.TOOLS if self.exercise.made_of == "cuda" else sanitizer.TOOLS[:1]
+        for_threads = self.exercise.made_of == "cuda" and not self.exercise.needs  # not for copies that a unit makes
+        tools = sanitizer.TOOLS if for_threads else sanitizer.TOOLS[:1]
         found = []
         for tool in tools if cases else ():
             report = sanitizer.run(path, tool, *self.job("gpu", cases))
@@ -320,14 +334,15 @@ class Trial:
             tree, facts = stage.decode(message["outputs"], outputs), dict(message["facts"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise Unreadable from error
+        is_inspected = mode == "cpu" and self.exercise.needs
         findings = untouched(inputs, got[len(about) :])
         if message["stray"]:
             first, last = message["stray"][0]
             place = f"{-first} bytes before the start" if first < 0 else "past the end"
             findings.append(Finding("out-of-bounds", f"A kernel wrote {place} of a tensor that the answer allocated."))
         if self.exercise.reference and not findings:
-            findings = compare(self.exercise, case, inputs, tree, about)
-        if self.exercise.judge and not findings:
+            findings = compare(self.exercise, case, inputs, tree, about, values=not is_inspected)
+        if self.exercise.judge and not findings and not is_inspected:
             findings = [Finding(k, said) for k, said in self.exercise.judge(inputs, tree, facts)]
         empty = (bool(about) and not any(t.numel() for t in outputs)) or not all(t.numel() for t in tensors(inputs))
         counted = [] if findings else composed(self.exercise, facts, empty) or limited(self.exercise, inputs, facts)
@@ -358,6 +373,27 @@ class Trial:
         return caught("guards" if last.get("event") == "error" else "process", [finding])
 
     # ---- more than values ----
+
+    def inspected(self, kernels: list[dict]) -> list[Finding]:
+        """What the compiled kernels of an answer that was not run look like, against the exercise's looks."""
+        needs = self.exercise.needs
+        try:
+            built = [Built(**kernel) for kernel in kernels]
+            built = [dataclasses.replace(k, ptx=re.sub(r"//[^\n]*|/\*.*?\*/", " ", k.ptx, flags=re.S)) for k in built]
+        except TypeError:
+            return [Finding("crash", "What came back from its process is damaged.")]
+        for k in built:
+            if k.arch != needs.arch:
+                said = f"`{k.kernel}` is compiled for {k.arch}, and this exercise is about {needs.arch}"
+                return [Finding("compile", f'{said}: give the module options=("-arch={needs.arch}",).')]
+        findings = [Finding(look.kind, look.says) for look in needs.looks if not look.right(built)]
+        self.checked += [
+            f"`{k.kernel}` compiled for {k.arch}: {k.registers} registers, {k.spill_bytes} bytes spilled, "
+            f"{k.shared_bytes:,} bytes of shared memory"
+            for k in built
+        ]
+        self.checked += ["launches, shapes and dtypes", *(look.about for look in needs.looks)]
+        return findings
 
     def compiled(self, wanted: list[dict]) -> list[Finding]:
         """Compile the answer's Triton kernels for a GPU, as they were launched."""

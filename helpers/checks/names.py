@@ -109,7 +109,7 @@ def namespaces(exercise: Exercise) -> dict[str, Rule]:
         spaces["numpy"] = NUMPY_SCALARS
         spaces["helpers.cuda"] = _words("""
             AssertFailed BadArgument CompileError Deadlock Kernel KernelError LaunchError OutOfBounds RawModule
-        """)
+        """) | _words("TensorMap tensor_map" if exercise.needs else "")
         spaces["triton"] = _words("cdiv next_power_of_2")
     if made_of == "triton":
         spaces |= {

@@ -23,7 +23,7 @@ NEXT = {
     "input-modified": "Write into memory that you allocate.",
     "race": "Ask what orders the two accesses: a barrier within a block, an atomic between blocks, or other addresses.",
     "deadlock": "Every thread of a block must reach the same barrier.",
-    "timeout": "Look for a loop whose condition never changes.",
+    "timeout": "Look for a loop whose condition never changes, or a wait for what never comes.",
     "crash": "Look at pointers, their types and alignment.",
     "memory": "Work out how many bytes it allocates for this shape.",
     "forbidden": "Do this part with what the exercise asks for.",

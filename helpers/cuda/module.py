@@ -98,11 +98,9 @@ class Kernel:
         order ("forward", "reverse", "shuffle") and seed change in which order the CPU runner takes threads: a kernel
         whose result changes lacks a barrier or an atomic. On a GPU they mean nothing.
         """
-        grid, block = _three(grid, "grid"), _three(block, "block")
-        self._check_launch(grid, block, shared_mem)
         if order not in abi.ORDERS:
             raise ValueError(f"order={order!r}: it is one of {', '.join(abi.ORDERS)}.")
-        values = bind(self.name, self._parameters, self._declared, args, machine.device())
+        grid, block, values = self.checked(grid, block, args, shared_mem, machine.device())
         if machine.gpu():
             self.module._on_gpu.launch(self.name, grid, block, values, shared_mem)
             return
@@ -110,6 +108,15 @@ class Kernel:
         outcome = self._run(grid, block, values, shared_mem, abi.RUN if recording is None else abi.TRACE, order, seed)
         if recording is not None:
             recording.append(self._trace(outcome, values))
+
+    def checked(self, grid, block, args, shared_mem: int, device: str) -> tuple[tuple, tuple, list[Value]]:
+        """The grid and the block with three sides each, and the arguments as the kernel's parameters are.
+
+        Errors: `LaunchError` and `BadArgument` for what a GPU would refuse. device: "cuda" or "cpu", where arrays are.
+        """
+        grid, block = _three(grid, "grid"), _three(block, "block")
+        self._check_launch(grid, block, shared_mem)
+        return grid, block, bind(self.name, self._parameters, self._declared, args, device)
 
     def trace(self, grid, block, args=(), shared_mem: int = 0, blocks: int | None = 1) -> tracing.Trace:
         """Every memory access of the first `blocks` blocks (None: all), by source line; run on copies of `args`.
@@ -137,10 +144,8 @@ class Kernel:
         self._on_copies(grid, block, args, shared_mem, abi.RUN, blocks or 0)
 
     def _on_copies(self, grid, block, args, shared_mem: int, mode: int, blocks: int) -> tuple[cpu.Outcome, list[Value]]:
-        grid, block = _three(grid, "grid"), _three(block, "block")
-        self._check_launch(grid, block, shared_mem)
         copies: dict[int, torch.UntypedStorage] = {}
-        values = bind(self.name, self._parameters, self._declared, [_copy(a, copies) for a in args], "cpu")
+        grid, block, values = self.checked(grid, block, [_copy(a, copies) for a in args], shared_mem, "cpu")
         return self._run(grid, block, values, shared_mem, mode, "forward", 0, blocks), values
 
     def _run(self, grid, block, values, shared_mem, mode, order, seed, blocks=0) -> cpu.Outcome:

@@ -139,7 +139,10 @@ def _compile(code: str, arch: str, options: tuple[str, ...], expressions: tuple[
         status = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])[0]
         log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(code, _errors(log) or [(0, f"{status.name}: {log.strip()}")], log)
+            found = _errors(log)
+            if "ptx input, line" in log:
+                found = _errors_in_ptx(log, _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)) or found
+            raise CompileError(code, found or [(0, f"{status.name}: {log.strip()}")], log)
         ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
         cubin = _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
         names = {e: _value(nvrtc.nvrtcGetLoweredName(program, e.encode())).decode() for e in expressions}
@@ -218,6 +221,20 @@ def _errors(log: str) -> list[tuple[int, str]]:
         )
     return found
 
+
+def _errors_in_ptx(log: str, ptx: str) -> list[tuple[int, str]]:
+    """(line, message) of what ptxas refuses of inline PTX, by the reader's line that each instruction came from."""
+    lines, found = ptx.splitlines(), []
+    own = re.search(rf'^\s*\.file\s+(\d+)\s+"(?:[^"]*/)?{re.escape(FILE)}"', ptx, re.M)
+    for m in re.finditer(r"ptx input, line (\d+); error\s*: (.+)$", log, re.M):
+        before = reversed(lines[: int(m[1])])
+        at = (re.match(rf"\s*\.loc\s+{own[1] if own else 1}\s+(\d+)", line) for line in before)
+        found.append((next((int(loc[1]) for loc in at if loc), 0), m[2].strip()))
+    return list(dict.fromkeys(found))[:MOST_IN_PTX]
+
+
+MOST_IN_PTX = 4
+"""Errors of inline PTX that are told: one instruction stands in many places once loops are unrolled."""
 
 _TOO_MUCH = (
     "{} declares {:,} bytes of __shared__ arrays; arrays of fixed size may have {:,} bytes in all. "

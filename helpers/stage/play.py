@@ -16,7 +16,7 @@ from .. import ledger
 from . import guards
 from .guards import SPARSE_BYTES, image, laid_out, strayed
 from .parcels import as_bytes, decode, encode, frames, put
-from .watching import Launches, Watch, watch_cuda, watch_triton, watch_values
+from .watching import Launches, Watch, watch_cuda, watch_inspected, watch_triton, watch_values
 
 SHIPPED_BYTES = 1 << 30
 """Of a larger output only the shape is handed over."""
@@ -57,7 +57,10 @@ class Play:
     def run(self) -> None:
         at = {"case": -1}
         try:
-            watch_cuda(self.launches, not self.gpu)
+            if self.job["inspected"]:
+                watch_inspected(self.launches)
+            else:
+                watch_cuda(self.launches, not self.gpu)
             watch_triton(self.launches, not self.gpu)
             watch_values()
             self.put(event="import")
@@ -70,7 +73,8 @@ class Play:
                 at = {"case": len(self.job["cases"])}
                 self.put(event="case", **at)
                 self.put(event="speed", seconds=self.timed(answer, speed))
-            self.put(event="end", to_compile=self.launches.to_compile)
+            inspected = [kernel.data() for kernel in self.launches.inspected.values()]
+            self.put(event="end", to_compile=self.launches.to_compile, inspected=inspected)
         except BaseException as error:
             self.put(event="error", **at, **described(error), kernel=self.launches.last)
 
@@ -97,7 +101,8 @@ class Play:
         if self.job.get("counted"):
             self.in_a_range(answer, self.inputs(case, "inputs")[1])
             return
-        runs = ORDERS if self.job["made_of"] == "cuda" and not self.gpu else ORDERS[:1]
+        ordered = self.job["made_of"] == "cuda" and not self.gpu and not self.job["inspected"]
+        runs = ORDERS if ordered else ORDERS[:1]
         for order in runs:
             self.launches.order, self.launches.seed = order, self.job["seed"] + number
             tensors, arguments = self.inputs(case, "inputs")

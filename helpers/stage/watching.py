@@ -1,6 +1,7 @@
 """What an answer sends to PyTorch, and what it launches, seen from outside while it runs."""
 
 import inspect
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,6 +97,7 @@ class Launches:
     local_bytes: int = 0
     kernels: list[str] = field(default_factory=list)
     to_compile: list[dict] = field(default_factory=list)
+    inspected: dict[tuple, "Inspected"] = field(default_factory=dict)
 
     @property
     def last(self) -> str:
@@ -122,6 +124,56 @@ def watch_cuda(launches: Launches, on_cpu: bool) -> None:
                 raise RaceFound(str(found[0]))
             return plain(self, grid, block, args, shared_mem, **plain_order)
 
+    cuda.Kernel.__call__ = __call__
+
+
+@dataclass
+class Inspected:
+    """A kernel that was to be launched, with the most that any launch asked for."""
+
+    kernel: Any
+    threads: int = 0
+    shared_bytes: int = 0
+
+    def data(self) -> dict:
+        """As `exercises.Built` takes it."""
+        binary, resources = self.kernel.module.binary, self.kernel.resources
+        return {
+            "kernel": self.kernel.name,
+            "arch": binary.arch,
+            "ptx": binary.ptx,
+            "sass": binary.sass(self.kernel.name),
+            "log": binary.log,
+            "registers": resources.registers,
+            "spill_bytes": resources.spill_bytes,
+            "shared_bytes": self.shared_bytes,
+            "threads": self.threads,
+        }
+
+
+def watch_inspected(launches: Launches) -> None:
+    """Kernels of what only some GPUs have: a launch is checked and noted, and nothing runs."""
+    from .. import cuda, machine
+
+    plain_map = cuda.tensor_map
+
+    def tensor_map(tensor, box, **named):
+        try:
+            return plain_map(tensor, box, **named)
+        except machine.NotReady:  # it was checked, and only a driver makes one
+            return cuda.TensorMap(tensor, tuple(box), bytes(128))
+
+    def __call__(self, grid, block, args=(), shared_mem=0):
+        launches.kernels.append(self.name)
+        with _disable_current_modes():
+            _, block, _ = self.checked(grid, block, args, shared_mem, "cpu")
+        key = (self.name, self.module.code, self.module.options)
+        seen = launches.inspected.setdefault(key, Inspected(self))
+        seen.threads = max(seen.threads, math.prod(block))
+        seen.shared_bytes = max(seen.shared_bytes, self.resources.shared_bytes + shared_mem)
+
+    cuda.RawModule._on_cpu = None  # it is not built for the CPU
+    cuda.tensor_map = tensor_map
     cuda.Kernel.__call__ = __call__
 
 
