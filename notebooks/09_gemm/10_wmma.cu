@@ -13,7 +13,7 @@
 #ifndef BM
 #define BM 128  // the block's tile of y
 #define BN 128
-#define BK 32   // the part of K in shared memory at a time
+#define BK 64   // the part of K in shared memory at a time
 #define WM 64   // the warp's tile of y
 #define WN 64
 #define THREADS 128
@@ -70,12 +70,13 @@ gemm(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, int M,
 #pragma unroll
         for (int s = 0; s < BK; s += 16) {
             wmma::fragment<wmma::matrix_a, 16, 16, 16, T, wmma::row_major> a[WM / 16];
-            wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::col_major> b[WN / 16];  // w.T: its columns are w's rows
             for (int i = 0; i < WM / 16; ++i) wmma::load_matrix_sync(a[i], &tiles[tile][warp_m + i * 16][s], PITCH);
-            for (int j = 0; j < WN / 16; ++j)
-                wmma::load_matrix_sync(b[j], &tiles[tile][BM + warp_n + j * 16][s], PITCH);
-            for (int i = 0; i < WM / 16; ++i)
-                for (int j = 0; j < WN / 16; ++j) wmma::mma_sync(c[i][j], a[i], b[j], c[i][j]);
+#pragma unroll
+            for (int j = 0; j < WN / 16; ++j) {
+                wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::col_major> b;  // w.T: its columns are w's rows
+                wmma::load_matrix_sync(b, &tiles[tile][BM + warp_n + j * 16][s], PITCH);
+                for (int i = 0; i < WM / 16; ++i) wmma::mma_sync(c[i][j], a[i], b, c[i][j]);
+            }
         }
         if (k + BK < K) keep(tile ^ 1);  // nobody reads that one: all passed the barrier that ended its slice
         __syncthreads();

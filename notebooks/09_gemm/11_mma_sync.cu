@@ -11,8 +11,8 @@
 #include <cuda_fp16.h>
 
 #ifndef BM
-#define BM 128  // the block's tile of y
-#define BN 256
+#define BM 256  // the block's tile of y
+#define BN 128
 #define BK 64   // 32 or 64: the part of K in one stage
 #define WM 64   // the warp's tile of y
 #define WN 64
@@ -98,6 +98,7 @@ gemm(const T* __restrict__ x, const T* __restrict__ w, T* __restrict__ y, int M,
         const unsigned to = stages + next_stage * STAGE + place(row, chunk);
         const int k = next_k * BK + chunk * 8;
         const bool inside = k < K && next_tile < tiles;
+#pragma unroll
         for (int i = 0; i < (BM + BN) / ROWS; ++i) {
             const int r = i * ROWS;
             if (i % parts != part) continue;
