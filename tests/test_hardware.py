@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers import machine
-from helpers.checks import judge
+from helpers.checks import judge, rules
 from helpers.exercises import NO_SPILLS, NOT_SERIALIZED, Case, Exercise, Look, Needs, holds
 
 NEEDS = Needs(
@@ -104,6 +104,7 @@ def test_a_right_answer_is_inspected_or_run():
         assert verdict.passed
     else:
         assert (verdict.passed, verdict.kind) == (None, "needs-hardware")
+        assert verdict.headline == "compiled and looked at, not run: needs-hardware"
         assert "wgmma exists on GPUs of sm_90 only. Here nothing was run" in str(verdict)
         assert "checked: wgmma in the machine code" in str(verdict)
 
@@ -132,6 +133,12 @@ def test_what_needs_no_gpu_is_found_without_one(find, replace, kind, said):
     verdict = judge(TILE, edited(find, replace))
     assert (verdict.passed, verdict.kind) == (False, kind), verdict
     assert re.search(said, str(verdict)), verdict
+
+
+def test_tensor_maps_are_for_exercises_that_need_them():
+    assert not rules.broken(ANSWER, TILE)
+    broken = rules.broken(ANSWER, dataclasses.replace(TILE, needs=None))
+    assert broken and all("`cuda.tensor_map` is used" in sentence for _, sentence in broken)
 
 
 WRONG = [

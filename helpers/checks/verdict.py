@@ -33,7 +33,7 @@ NEXT = {
     "too-many-kernels": "Ask which two launches could be one.",
     "graph-break": "Look for what the compiler cannot follow: data-dependent Python, prints, foreign calls.",
     "environment": "python -m helpers doctor says what is missing.",
-    "needs-hardware": "It can be judged on a machine with a GPU.",
+    "needs-hardware": "It can be judged on a machine with a GPU that has it.",
 }
 """One next step for each kind of finding; its keys are all the kinds that there are."""
 
@@ -96,6 +96,8 @@ class Verdict:
         if self.passed is None:
             if self.kind == "timeout":
                 return "stopped by you"
+            if self.checked and self.kind == "needs-hardware":
+                return "compiled and looked at, not run: needs-hardware"
             return f"cannot be judged here: {self.kind}"
         return "not attempted yet" if self.kind == "not-attempted" else f"not yet: {self.kind}"
 

@@ -43,7 +43,7 @@ def to_cpp(code: str, entries: Sequence[str], variables: Sequence[str]) -> str:
             if m := re.search(pattern, text, re.M):
                 line = text.count("\n", 0, m.start()) + 1
                 raise CompileError(code, [(line, f"{words} has no counterpart on a CPU")], "", NOT_ON_A_CPU)
-    uses = {"CC_HALF": r"cuda_fp16", "CC_BFLOAT16": r"cuda_bf16", "CC_WMMA": r"<mma\.h>"}
+    uses = {"CC_HALF": r"cuda_fp16", "CC_BFLOAT16": r"cuda_bf16", "CC_WMMA": r"[<\"]mma\.h"}
     head = "".join(f"#define {macro}\n" for macro, pattern in uses.items() if re.search(pattern, code))
     head += '#include "runner.h"\n'
     head += f"#pragma GCC poison {' '.join(_UNSEEN)}\n"
