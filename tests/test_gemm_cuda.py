@@ -192,6 +192,14 @@ def test_mma_sync_keeps_everything_in_registers(arch):
     assert {"HMMA", "LDSM", "LDGSTS"} <= {op.partition(".")[0] for op in reveal.instructions(binary.sass("gemm"))}
 
 
+def test_generations_are_four_kernels_for_this_card_and_two_keep_to_the_older_cards_memory():
+    rungs = source.load("09_gemm", "generations")()
+    assert len({(r.number, r.config("sm_90")) for r in rungs.values()}) == len(rungs) == 4
+    for name, rung in rungs.items():
+        binary, most = rung.binary("sm_90"), machine.shared_limit("sm_80" if "sm_80" in name else "sm_90")
+        assert binary.kernels["gemm"].shared_bytes + rung.config("sm_90").shared <= most, name
+
+
 def test_tensor_core_rungs_say_what_a_card_lacks():
     assert "sm_80" in RUNGS[10].why_not("sm_75")
     assert not RUNGS[9].why_not("sm_75") and RUNGS[9].config("sm_75").shared <= 64 << 10
