@@ -283,14 +283,15 @@ FUSED = Rung(21, "pingpong", (
     Config((192, 128, 64), 384, 230_400, ("STAGES=5", "GROUP=16", "CLUSTER=2", "PIECE=96"),
            boxes=((96, 64), (128, 64), (96, 64))),
 ), HALF, "sm_90a", multiples=(8, 8), wide=True, cpu=False, grid="persistent", cluster=2, gelu=True)  # fmt: skip
-"""What 20 becomes when the epilogue is what counts. Its tile suits tall x: it is no step of the ladder for squares."""
+"""What 20 becomes where the epilogue counts. Its tile is made for tall x: no step of a ladder timed on squares."""
+ALL = (*RUNGS, FUSED)
 
 
 def find(rung: int | str) -> Rung:
     """A rung by its number or its name. ValueError for what is none."""
-    found = [r for r in (*RUNGS, FUSED) if rung in (r.number, r.name, str(r))]
+    found = [r for r in ALL if rung in (r.number, r.name, str(r))]
     if not found:
-        raise ValueError(f"{rung!r} is no rung: they are {', '.join(map(str, (*RUNGS, FUSED)))}.")
+        raise ValueError(f"{rung!r} is no rung: they are {', '.join(map(str, ALL))}.")
     return found[0]
 
 

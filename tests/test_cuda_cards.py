@@ -16,7 +16,7 @@ from helpers import ROOT, cuda, machine, source
 
 CARDS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 PLAIN = tuple(card for card in CARDS if not card.endswith("a"))
-RUNGS = source.load("09_gemm", "RUNGS")
+RUNGS = source.load("09_gemm", "ALL")
 HALVES = source.load("09_gemm", "HALVES")
 NEEDS = {
     r"wgmma|setmaxnreg": ("sm_90a",),

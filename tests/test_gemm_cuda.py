@@ -8,7 +8,7 @@ import torch
 
 from helpers import cuda, machine, reveal, source
 
-RUNGS = source.load("09_gemm", "RUNGS")
+RUNGS = source.load("09_gemm", "ALL")
 
 # --- fp32 on CUDA cores: rungs 1 to 9 ----------------------------------------------------------------------------
 FP32 = [rung for rung in RUNGS if not rung.linear]

@@ -185,6 +185,11 @@ __device__ __forceinline__ void unpack(u32 pair, float& first, float& second) {
         : "=f"(first), "=f"(second) : "r"(pair));
 }
 
+__device__ __forceinline__ float tanh_approx(float x) {  // one instruction; off by up to 2^-11 of its value
+    asm("tanh.approx.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+
 // The 64 x 2R sums of a warpgroup from registers to y[row:, column:]. A warp holds 16 rows; a thread holds two columns
 // of each eight, in two rows.
 template <int R>
@@ -207,12 +212,22 @@ __device__ __forceinline__ void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 
                  ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// The same four, each transposed: a lane gives the address of a column of the registers' matrix.
+__device__ __forceinline__ void store_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 // --- threads -----------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void sync_warpgroup(int name) { asm volatile("bar.sync %0, 128;" ::"r"(name) : "memory"); }
 
 // The second of two consumers waits in sync_consumers() until the first has come by let_other_consumer_go().
 __device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 3, 256;" ::: "memory"); }
 __device__ __forceinline__ void let_other_consumer_go() { asm volatile("bar.arrive 3, 256;" ::: "memory"); }
+
+// Two consumers in turns: take_turn(me) returns when the other has given it the turn.
+__device__ __forceinline__ void take_turn(int me) { asm volatile("bar.sync %0, 256;" ::"r"(1 + me) : "memory"); }
+__device__ __forceinline__ void give_turn(int it) { asm volatile("bar.arrive %0, 256;" ::"r"(1 + it) : "memory"); }
 
 // A warpgroup's threads get N registers each, more or fewer than they were launched with.
 template <int N>
