@@ -1,7 +1,8 @@
 // 14 producer_consumer: one warpgroup asks for tiles, another multiplies, and a ring of stages lies between them.
 //
 // The step from 13: loads no longer wait for products. The producer runs ahead through STAGES pairs of tiles. Each has
-// a barrier `full`, whose phase ends with its bytes, and a barrier `empty`, for when the consumer has read it.
+// a barrier `full`, whose phase ends with its bytes, and a barrier `empty`, for when the consumer has read it. Nor do
+// products wait for products: a stage is handed back a step late, when the next ones are already under way.
 // Expected: the copy engine and the tensor cores work at the same time, and the latency of memory is paid once.
 
 #include <cuda/barrier>
@@ -61,9 +62,10 @@ void gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
             for (int i = 0; i < BK / 16; ++i) multiply(sums[strip], rows + 2 * i, columns + 2 * i, k || i);
         }
         end_products();
-        wait_for_products<0>();
-        auto token = empty[stage].arrive();
+        wait_for_products<1>();  // these run; those of the step before are done, and their stage may be filled again
+        if (step) auto token = empty[(step - 1) % STAGES].arrive();
     }
+    wait_for_products<0>();
 #pragma unroll
     for (int strip = 0; strip < BM / 64; ++strip) {
         settle(sums[strip]);

@@ -60,9 +60,10 @@ void gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
 #pragma unroll
             for (int i = 0; i < BK / 16; ++i) multiply(sums, rows + 2 * i, columns + 2 * i, k || i);
             end_products();
-            wait_for_products<0>();
-            auto token = empty[stage].arrive();
+            wait_for_products<1>();
+            if (step) auto token = empty[(step - 1) % STAGES].arrive();
         }
+        wait_for_products<0>();
         settle(sums);
         write(sums, y, m + warpgroup * 64, n, M, N);
     }

@@ -79,9 +79,11 @@ void gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
 #pragma unroll
                 for (int i = 0; i < BK / 16; ++i) multiply(sums, rows + 2 * i, columns + 2 * i, k || i);
                 end_products();
-                wait_for_products<0>();
-                auto token = empty[stage].arrive();
+                wait_for_products<1>();
+                if (k) auto token = empty[(step - 1) % STAGES].arrive();
             }
+            wait_for_products<0>();
+            auto token = empty[(step - 1) % STAGES].arrive();
             settle(sums);
             write(sums, y, at.m + warpgroup * 64, at.n, M, N);
         }

@@ -1,10 +1,9 @@
-// 17 ptx_barriers: barriers asked by parity need no arrivals of those who wait, and stages go back a step later.
+// 17 ptx_barriers: barriers that are asked by parity need no arrivals of those who wait.
 //
 // The step from 16: `cuda::barrier` lets a thread wait only for a phase in which it has itself arrived: hundreds of
 // arrivals a step. The instruction beneath it asks for a phase by its parity, so a full barrier expects the producer
-// alone, and an empty one a thread of each consumer. And a consumer waits for the products before the last: by the time
-// it hands their stage back, the next are under way, and the tensor cores do not run dry between steps.
-// Expected: hundreds of instructions a step less, and no gaps between steps.
+// alone, and an empty one a thread of each consumer.
+// Expected: hundreds of instructions a step less, and products that begin as soon as their tiles are there.
 
 #include "hopper.cuh"
 

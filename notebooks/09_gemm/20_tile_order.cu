@@ -38,9 +38,7 @@ __device__ Place place(int tile, int rows, int columns) {
 // GELU, tanh form: 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))), with h = z / 2 in place of z.
 __device__ __forceinline__ float gelu(float z) {
     const float h = 0.5f * z;
-    float t;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(h * (1.595769122f + 0.285427f * h * h)));
-    return h + h * t;
+    return h + h * tanh_approx(h * (1.595769122f + 0.2854193f * h * h));
 }
 
 // gelu(sums + bias), in place; a thread has two columns of each eight.
