@@ -276,7 +276,7 @@ RUNGS = (
         Config((128, 256, 64), 384, 230_400, ("STAGES=4", "GROUP=8", "CLUSTER=2", "LAG=1"),
                boxes=((128, 64), (128, 64), (64, 64))),
         Config((128, 128, 64), 384, 164_864, ("STAGES=4", "GROUP=8", "CLUSTER=2", "LAG=1"),
-               boxes=((128, 64), (64, 64), (64, 64))),  # the best that fits sm_80's shared memory, for `generations`
+               boxes=((128, 64), (64, 64), (64, 64))),  # the best that fits sm_80's shared memory: `sized_for`
     ), HALF, "sm_90a", multiples=(8, 8), wide=True, cpu=False, grid="persistent", cluster=2, gelu=True),
 )  # fmt: skip
 FUSED = Rung(21, "pingpong", (
@@ -303,17 +303,6 @@ def gemm(a: torch.Tensor, b: torch.Tensor, rung, out=None) -> torch.Tensor:
 def linear_gelu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out=None) -> torch.Tensor:
     """gelu(x @ w.T + b), tanh form, for x (M, K), w (N, K), b (N,), fp16 or bf16; sums are fp32."""
     return FUSED(x, w, out, bias=b)
-
-
-def generations() -> dict[str, Rung]:
-    """The best kernels of sm_80 and of sm_90, each with the sizes for this card and with those that fit sm_80."""
-    old, new = find("mma_sync"), RUNGS[-1]
-    return {
-        "mma.sync, sm_80's sizes": old.sized_for("sm_80"),
-        "mma.sync": old,
-        "wgmma, sm_80's sizes": new.sized_for("sm_80"),
-        "wgmma": new,
-    }
 
 
 def compiled(rungs=RUNGS, arch: str = "") -> dict[int, cuda.Binary]:

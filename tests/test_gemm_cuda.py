@@ -192,12 +192,12 @@ def test_mma_sync_keeps_everything_in_registers(arch):
     assert {"HMMA", "LDSM", "LDGSTS"} <= {op.partition(".")[0] for op in reveal.instructions(binary.sass("gemm"))}
 
 
-def test_generations_are_four_kernels_for_this_card_and_two_keep_to_the_older_cards_memory():
-    rungs = source.load("09_gemm", "generations")()
-    assert len({(r.number, r.config("sm_90")) for r in rungs.values()}) == len(rungs) == 4
-    for name, rung in rungs.items():
-        binary, most = rung.binary("sm_90"), machine.shared_limit("sm_80" if "sm_80" in name else "sm_90")
-        assert binary.kernels["gemm"].shared_bytes + rung.config("sm_90").shared <= most, name
+@pytest.mark.parametrize("rung", [RUNGS[10], RUNGS[-1]], ids=str)
+def test_a_rung_can_be_sized_for_an_older_card(rung):
+    older = rung.sized_for("sm_80").config("sm_90")
+    binary = rung.sized_for("sm_80").binary("sm_90")
+    assert older != rung.config("sm_90")
+    assert older.shared + binary.kernels["gemm"].shared_bytes <= machine.shared_limit("sm_80")
 
 
 def test_tensor_core_rungs_say_what_a_card_lacks():
