@@ -11,7 +11,7 @@ UNJUDGED = ("environment", "needs-hardware")
 NEXT = {
     "not-attempted": "Replace the line that stands for your code, run the cell, and check again.",
     "syntax": "Mend that line and run the cell again.",
-    "compile": "Mend the line that the compiler names. It refuses some of what Triton's interpreter accepts.",
+    "compile": "Mend the line that the compiler names.",
     "exception": "Call it yourself on a small input and read the traceback.",
     "wrong-shape": "Look at where the result is allocated.",
     "wrong-dtype": "Look at the dtype that the result is allocated with, and at what is stored into it.",
@@ -28,7 +28,7 @@ NEXT = {
     "memory": "Work out how many bytes it allocates for this shape.",
     "forbidden": "Do this part with what the exercise asks for.",
     "precision": "Look at the dtype in which sums are kept.",
-    "too-slow": "Count the bytes that it moves, and compare with the least it must.",
+    "too-slow": "Count what it asks for, and compare with the least it must.",
     "too-many-bytes": "Ask which bytes are moved twice, or fetched and not used.",
     "too-many-kernels": "Ask which two launches could be one.",
     "graph-break": "Look for what the compiler cannot follow: data-dependent Python, prints, foreign calls.",

@@ -121,10 +121,12 @@ class Limit:
     one program that asks for most; "programs"; and "wave_bytes", the different bytes that each `wave` consecutive
     programs load, summed over the waves. cuda also "bank_ways", the worst of its shared accesses (1.0: no conflict;
     0.0: there are none); "shared_requests" and "load_requests", the instructions of warps that access shared memory,
-    and that load from global memory; "local_bytes" of a thread, what it keeps in local memory for want of registers.
-    torch: "launches" (operators that launch something) and "bytes" that these must move. What `drive` returns as facts
-    counts too. Both modes count all this on the CPU, so exactly. And "dram_bytes", triton and
-    cuda: what a call with `inputs` (as in Case, large) reads from memory, by a GPU's counters where they may be read.
+    and that load from global memory; "load_sectors", the sectors of the latter; "local_bytes", what a thread keeps in
+    local memory for want of registers. torch: "launches" (operators that launch something) and "bytes" that these must
+    move. What `drive` returns as facts counts too. Both modes count all this on the CPU, so exactly. And "dram_bytes",
+    triton and cuda: what a call with `inputs` (as in Case, large) reads from memory, by a GPU's counters where they may
+    be read.
+
     most, wave: called with the case's inputs. kind: of the finding. says: one sentence with {fact}, {most} and, if it
     likes, {operators}, the PyTorch operators that launched something, and {where}, the line of the worst bank_ways.
     """
@@ -245,7 +247,8 @@ class Exercise:
     drive: a self-contained function that runs in the answer's process as drive(answer, *inputs) -> (outputs, facts) in
     place of answer(*inputs); its source travels, so it imports what it needs, and it sees no reference.
     judge: called with (inputs, outputs, facts) of a case, returns [(kind, sentence)]: what a reference cannot say.
-    facts: those of `Limit`, "contiguous" (all outputs are), and of an interpreted answer "dots" (calls of tl.dot).
+    facts: those of `Limit`, "contiguous" (all outputs are), of an interpreted answer "dots" (calls of tl.dot), and
+    of CUDA C "mma" (its PTX multiplies on tensor cores).
     needs: for a kernel of instructions that only some GPUs have (made_of "cuda", no drive): see `Needs`.
     hints: three steps: where to look, the idea, pseudocode. hints_for: by kind of finding, instead of these.
     seconds: how long all calls may take in CPU mode. points: in nbgrader.

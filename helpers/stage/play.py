@@ -21,7 +21,7 @@ from .watching import Launches, Watch, watch_cuda, watch_inspected, watch_triton
 SHIPPED_BYTES = 1 << 30
 """Of a larger output only the shape is handed over."""
 
-TRACED = ("sectors", "bytes", "bank_ways", "shared_requests", "load_requests")
+TRACED = ("sectors", "bytes", "bank_ways", "shared_requests", "load_requests", "load_sectors")
 """Facts of CUDA kernels that only a trace of their accesses tells."""
 
 ORDERS = ("forward", "reverse", "shuffle")
@@ -188,14 +188,16 @@ class Play:
             facts["bytes"] = ledger.total(watch.launches)
             return facts
         facts["launches"] = len(self.launches.kernels)
-        facts["local_bytes"] = self.launches.local_bytes
+        facts["local_bytes"], facts["mma"] = self.launches.local_bytes, self.launches.mma
         if isinstance(log, list):
             facts["sectors"] = sum(t.sectors for t in log)
             facts["bytes"] = sum(t.bytes_read + t.bytes_written for t in log)
             shared = [a for t in log for a in t if a.space == "shared"]
             facts["bank_ways"] = max([a.ways for a in shared], default=0.0)
             facts["shared_requests"] = sum(a.requests for a in shared)
-            facts["load_requests"] = sum(a.requests for t in log for a in t if (a.kind, a.space) == ("load", "global"))
+            loads = [a for t in log for a in t if (a.kind, a.space) == ("load", "global")]
+            facts["load_requests"] = sum(a.requests for a in loads)
+            facts["load_sectors"] = sum(a.sectors for a in loads)
             facts["where"] = max(shared, key=lambda a: a.ways).text if shared else ""
         elif log is not None:
             facts["sectors"] = log.sectors

@@ -95,6 +95,7 @@ class Launches:
     seed: int = 0
     races: bool = False
     local_bytes: int = 0
+    mma: bool = False
     kernels: list[str] = field(default_factory=list)
     to_compile: list[dict] = field(default_factory=list)
     inspected: dict[tuple, "Inspected"] = field(default_factory=dict)
@@ -116,6 +117,7 @@ def watch_cuda(launches: Launches, on_cpu: bool) -> None:
     def __call__(self, grid, block, args=(), shared_mem=0, **named):
         launches.kernels.append(self.name)
         launches.local_bytes = max(launches.local_bytes, self.resources.stack_bytes)
+        launches.mma |= "mma.sync" in self.module.binary.ptx
         with _disable_current_modes():
             if not on_cpu:
                 return plain(self, grid, block, args, shared_mem, **named)
