@@ -105,9 +105,13 @@ class Rung:
         return next(c for c in self.configs if c.shared <= machine.shared_limit(arch.rstrip("a")))
 
     def sized_for(self, arch: str) -> "Rung":
-        """This rung, on whatever card, with no sizes but those that a card of `arch` has the shared memory for."""
+        """This rung, on whatever card, with no sizes but those that a card of `arch` has the shared memory for.
+
+        ValueError where it has none."""
         limit = machine.shared_limit(arch.rstrip("a"))
-        return replace(self, configs=tuple(c for c in self.configs if c.shared <= limit))
+        if not (fitting := tuple(c for c in self.configs if c.shared <= limit)):
+            raise ValueError(f"{self} has no sizes for the {limit:,} bytes of shared memory of {arch}.")
+        return replace(self, configs=fitting)
 
     def options(self, arch: str = "", dtype: torch.dtype | None = None, gelu: bool = False) -> tuple[str, ...]:
         """What it is compiled with for `arch` and `dtype`, by default the first that the card has: -D BM, BN, BK,
