@@ -271,7 +271,7 @@ def save(notebook: nbformat.NotebookNode, path: Path) -> None:
 def code_hash(notebook: nbformat.NotebookNode) -> str:
     """16 hex digits over the sources of the code cells, in order, and over the kernels in a folder that they load."""
     sources = [cell.source.rstrip() for cell in notebook.cells if cell.cell_type == "code"]
-    for name in dict.fromkeys(re.findall(r"source\.load\(\s*[\"'](\w+)", "\n".join(sources))):
+    for name in dict.fromkeys(re.findall(r"source\.(?:load|find)\(\s*[\"'](\w+)", "\n".join(sources))):
         if kernels := sorted((ROOT / "notebooks" / name).glob("*.cu*")):
             sources += [path.read_text(encoding="utf-8") for path in (*source.find(name), *kernels)]
     return hashlib.sha256("\0".join(sources).encode()).hexdigest()[:16]

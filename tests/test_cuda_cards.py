@@ -1,7 +1,8 @@
 """Every CUDA source of the course compiles for every card that has its instructions, and fits its shared memory.
 
-The compiler needs no GPU. Sources are found, not listed: the ladder's kernels, and in lessons and solutions what stands
-in a call of `cuda.RawModule` or `cuda.compile`, with its options and name expressions, or in a string of its own.
+The compiler needs no GPU. Sources are found, not listed: the ladder's kernels, and in lessons, solutions (which the
+labs are made from) and the conformance set what stands in a call of `cuda.RawModule` or `cuda.compile`, with its
+options and name expressions, or in a string of its own.
 """
 
 import ast
@@ -18,10 +19,11 @@ CARDS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_12
 PLAIN = tuple(card for card in CARDS if not card.endswith("a"))
 RUNGS = source.load("09_gemm", "ALL")
 HALVES = source.load("09_gemm", "HALVES")
+FOLDERS = ("notebooks", "solutions")
 NEEDS = {
     r"wgmma|setmaxnreg": ("sm_90a",),
     r"cp\.async\.bulk|mbarrier\.try_wait|__cluster_dims__|__grid_constant__ TensorMap": ("sm_90", "sm_100", "sm_120"),
-    r"cp\.async\b|__pipeline_memcpy_async|wmma.*bfloat16|mma\.sync.*bf16": tuple(c for c in PLAIN if c != "sm_75"),
+    r"cp\.async\b|__pipeline_memcpy_async|bfloat16|bf16": tuple(c for c in PLAIN if c != "sm_75"),
 }
 """What a text is written in, and the cards that have it; a text with none of it is for all."""
 
@@ -35,9 +37,9 @@ def number(arch: str) -> str:
 
 
 def strings(tree: ast.AST) -> set[str]:
-    """String literals with a kernel in them."""
+    """String literals with a whole kernel in them."""
     texts = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
-    return {text for text in texts if re.search(r"__global__[\s\w()]*\s\w+\s*\(", text)}
+    return {text for text in texts if re.search(r"__global__[^;{}]*\w+\s*\([^;{}]*\)\s*\{.*\}", text, re.S)}
 
 
 def calls(tree: ast.AST) -> list[tuple[str, set[str]]]:
@@ -53,6 +55,10 @@ def calls(tree: ast.AST) -> list[tuple[str, set[str]]]:
             used = (n for value in given.values() for n in ast.walk(value))
             found.append((text, {n.id for n in used if isinstance(n, ast.Name)}))
     return found
+
+
+def in_python(path) -> list[tuple[str, tuple, tuple]]:
+    return [(text, (), ()) for text in sorted(strings(ast.parse(path.read_text())))]
 
 
 def in_notebook(path) -> list[tuple[str, tuple, tuple]]:
@@ -92,12 +98,13 @@ def compilations() -> dict[tuple[str, str], tuple]:
                     options, config = rung.options(number(arch), dtype, gelu), rung.config(number(arch))
                     what = f"{rung} {dtype or ''}{' gelu' if gelu else ''}"
                     asked[what, arch] = (rung.code, arch, options, ()), config.threads, config.shared
-    for folder in ("notebooks", "solutions"):
-        for path in sorted((ROOT / folder).glob("*.ipynb")):
-            for i, (code, options, names) in enumerate(in_notebook(path)):
-                fixed = [o.partition("=")[2] for o in options if o.startswith("-arch=")]
-                for arch in fixed or cards_of(code):
-                    asked[f"{folder}/{path.stem} {i}", arch] = (code, arch, options, names), 0, 0
+    found = {path: in_notebook(path) for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.ipynb"))}
+    found |= {path: in_python(path) for path in sorted((ROOT / "tests/conformance").glob("*.py"))}
+    for path, sources in found.items():
+        for i, (code, options, names) in enumerate(sources):
+            fixed = [o.partition("=")[2] for o in options if o.startswith("-arch=")]
+            for arch in fixed or cards_of(code):
+                asked[f"{path.relative_to(ROOT)} {i}", arch] = (code, arch, options, names), 0, 0
 
     def made(one):
         (code, arch, options, names), threads, shared = one
@@ -138,3 +145,17 @@ def test_a_card_that_a_rung_is_not_for_could_not_run_it(rung):
         options = [o for o in rung.options(number(rung.arch)) if not o.startswith("-arch")]
         with pytest.raises(cuda.CompileError):
             cuda.compile(rung.code, arch, options)
+
+
+@pytest.mark.parametrize("path", [p for folder in FOLDERS for p in sorted((ROOT / folder).glob("*.ipynb"))], ids=str)
+def test_no_kernel_of_a_notebook_is_overlooked(path):
+    """Each name of a kernel in its cells stands in a source that was compiled."""
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    named = {name for c in cells for name in re.findall(r"get_function\(\"(\w+)\"\)", "".join(c["source"]))}
+    known = {
+        re.sub(r"<.*", "", name)
+        for (what, _), (made, *_) in compilations().items()
+        if what.startswith(str(path.relative_to(ROOT))) and not isinstance(made, Exception)
+        for name in made.kernels
+    }
+    assert named - {"gemm"} <= known  # the ladder's
