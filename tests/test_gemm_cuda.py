@@ -100,6 +100,23 @@ def test_tensor_core_rungs_equal_float64(rung, dtype):
         assert is_right(rung(x, w), x, w), (M, N, K)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rung", [rung for rung in LINEAR if rung.gelu], ids=str)
+def test_bias_and_gelu_equal_float64(rung, dtype):
+    if not machine.gpu() or rung.why_not(machine.here().arch):
+        pytest.skip("needs a GPU that has its instructions")
+    for M, N, K in LINEAR_SHAPES:
+        x, w = linear_operands(M, -(-N // 8) * 8, K, dtype)
+        b = torch.randn(len(w), generator=torch.Generator().manual_seed(N)).to(w)
+        z = x.double() @ w.double().T + b.double()
+        want = torch.nn.functional.gelu(z, approximate="tanh")
+        # what y and the sums are rounded by, and the error of tanh.approx, 2**-11 of half of z
+        slack = (
+            want.abs() * torch.finfo(dtype).eps + z.abs() * 2**-11 + K * 2**-23 * x.double().abs() @ w.double().abs().T
+        )
+        assert ((rung(x, w, bias=b) - want).abs() <= slack).all(), (M, N, K)
+
+
 @pytest.mark.skipif(machine.gpu(), reason="the CPU runner's checks")
 def test_wmma_neither_races_nor_leaves_its_arrays():
     x, w = linear_operands(130, 131, 72, torch.float16)
