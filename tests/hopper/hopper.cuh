@@ -1,9 +1,9 @@
-// Rungs 12 and up on a CPU: the functions of notebooks/09_gemm/hopper.cuh in C++, for the blocks of one cluster at a time.
+// Rungs 12 and up on a CPU: the functions of notebooks/09_gemm/hopper.cuh in C++, for the blocks of a cluster at a time.
 //
-// Every CUDA thread is a fiber; the scheduler in main.cpp runs each in turn until it waits. What is asynchronous happens
-// late, as a GPU may do it: a load poisons its place at once and lands some rounds later; products are made when they
-// are waited for; a store reads its buffer some rounds later. So a wait too few, or a stage handed back too early, shows
-// in the result, and a wait too many ends with nobody able to go on.
+// Every CUDA thread is a fiber; the scheduler in main.cpp runs each in turn until it waits. What is asynchronous
+// happens late, as a GPU may do it: a load poisons its place at once and lands some rounds later; products are made when
+// they are waited for; a store reads its buffer some rounds later. So a wait too few, or a stage handed back too early,
+// shows in the result, and a wait too many ends with nobody able to go on.
 #pragma once
 #include <ucontext.h>
 
@@ -44,7 +44,7 @@ struct Block {
     std::vector<unsigned char> shared;
     std::map<u32, Barrier64> barriers;
     std::map<int, Sync> named;
-    u32 row_of_lane[32][32], from_lane[32][32][4];
+    u32 row_of_lane[32][32];
 };
 struct Store {
     std::function<void()> read;
@@ -175,13 +175,14 @@ void wait_for_products() {
         for (auto& product : me->groups.front()) product();
 }
 template <int R>
-void multiply(float (&d)[R], u64 a, u64 b, bool add) {  // a thread makes its own sums: two rows, two of each eight columns
+void multiply(float (&d)[R], u64 a, u64 b, bool add) {  // a thread makes its own sums: two rows, two of eight columns
     float* sums = d;
     Block* block = me->block;
     const int row = me->thread % 128 / 32 * 16 + me->thread % 32 / 4, column = me->thread % 4 * 2;
     me->begun.push_back([=] {
         for (int i = 0; i < R; ++i) {
-            const u32 x = (u32)a * 16 + (row + i % 4 / 2 * 8) * 128, w = (u32)b * 16 + (i / 4 * 8 + column + i % 2) * 128;
+            const u32 x = (u32)a * 16 + (row + i % 4 / 2 * 8) * 128;
+            const u32 w = (u32)b * 16 + (i / 4 * 8 + column + i % 2) * 128;
             float sum = add ? sums[i] : 0;
             for (int k = 0; k < 16; ++k) sum += number(element(block, x + 2 * k)) * number(element(block, w + 2 * k));
             sums[i] = sum;
@@ -211,20 +212,28 @@ void write(const float (&sums)[R], u32* y, int row, int column, int M, int N) {
         if (r < M && c < N) ((uint16_t*)y)[(size_t)r * N + c] = rounded(sums[i]);
     }
 }
-inline void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+inline void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d, bool transposed = false) {
     const int warp = me->thread / 32, lane = me->thread % 32;
     me->block->row_of_lane[warp][lane] = to;
     const u32 parts[] = {a, b, c, d};
-    memcpy(me->block->from_lane[warp][lane], parts, sizeof parts);
     meet(me->block->named[100 + warp], 32);
     for (int i = 0; i < 4; ++i) {
-        const u32 row = me->block->row_of_lane[warp][i * 8 + lane / 4];
-        if (row % 16) fail("a row of a matrix that begins between multiples of 16");
-        memcpy(me->block->shared.data() + row + lane % 4 * 4, parts + i, 4);
+        for (int half = 0; half < 2; ++half) {  // a lane has two elements of row lane / 4
+            const int across = lane / 4, along = lane % 4 * 2 + half;
+            const int row = transposed ? along : across, column = transposed ? across : along;
+            const u32 at = me->block->row_of_lane[warp][i * 8 + row];
+            if (at % 16) fail("a row of a matrix that begins between multiples of 16");
+            *(uint16_t*)(me->block->shared.data() + at + column * 2) = parts[i] >> 16 * half;
+        }
     }
     meet(me->block->named[100 + warp], 32);
 }
 
+inline void store_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) { store_matrices(to, a, b, c, d, true); }
+
+inline int __shfl_sync(u32, int value, int) { return value; }  // of a value that a warp's lanes share
+inline void take_turn(int mine) { meet(me->block->named[1 + mine], 256); }
+inline void give_turn(int it) { meet(me->block->named[1 + it], 256, false); }
 inline void sync_warpgroup(int name) { meet(me->block->named[name], 128); }
 inline void sync_consumers() { meet(me->block->named[3], 256); }
 inline void let_other_consumer_go() { meet(me->block->named[3], 256, false); }

@@ -59,14 +59,14 @@ int main(int count, char** words) {
         std::vector<uint16_t> x(M * K), w(N * K), y(M * N, 0x7fc0), bias(N);
         for (auto* numbers : {&x, &w, &bias})
             for (auto& bits : *numbers) bits = rounded((rand() % 17 - 8) / 4.f);
-        const TensorMap x_map{x.data(), M, K, BM}, w_map{w.data(), N, K, BN / CLUSTER_BLOCKS}, y_map{y.data(), M, N, 64};
+        const TensorMap x_map{x.data(), M, K, X_ROWS}, w_map{w.data(), N, K, W_ROWS}, y_map{y.data(), M, N, Y_ROWS};
         const int down = (M + BM - 1) / BM, across = (N + BN - 1) / BN;
         const int wanted = (down * across + CLUSTER_BLOCKS - 1) / CLUSTER_BLOCKS * CLUSTER_BLOCKS;
         gridDim = most ? Index{(unsigned)min(wanted, most), 1} : Index{(unsigned)across, (unsigned)down};
         kernel = [&] {
-#if Y_IS_MAP && GELU
+#if Y_ROWS && GELU
             gemm(x_map, w_map, y_map, M, N, K, (const u32*)bias.data());
-#elif Y_IS_MAP
+#elif Y_ROWS
             gemm(x_map, w_map, y_map, M, N, K);
 #else
             gemm(x_map, w_map, (u32*)y.data(), M, N, K);
