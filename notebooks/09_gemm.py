@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from helpers import ROOT, cuda, interpreter, machine
+from helpers import ROOT, cuda, machine
 
 KERNELS = ROOT / "notebooks" / "09_gemm"
 HALVES = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
@@ -142,18 +142,35 @@ class Rung:
             return out
         if not K:
             return out.zero_() if bias is None else out.copy_(torch.nn.functional.gelu(bias, approximate="tanh"))
-        config = self.config()
+        kernel, config = self._ready(a.dtype, bias is not None)
         operands = [a, b, out]
         for i, box in enumerate(config.boxes):
             operands[i] = cuda.tensor_map(operands[i], box)
         arguments = (*operands, M, N, K) if bias is None else (*operands, M, N, K, bias)
-        kernel = _kernel(self.code, self.options(dtype=a.dtype, gelu=bias is not None))
         kernel(self.blocks(M, N), (config.threads,), arguments, shared_mem=config.shared)
         return out
 
+    def _ready(self, dtype: torch.dtype, gelu: bool) -> tuple[cuda.Kernel, Config]:
+        """The compiled kernel and its sizes here; looked up once, since a short product waits for its launch."""
+        if (dtype, gelu) not in self._kernels:
+            self._kernels[dtype, gelu] = _kernel(self.code, self.options(dtype=dtype, gelu=gelu)), self._here
+        return self._kernels[dtype, gelu]
+
+    @cached_property
+    def _kernels(self) -> dict:
+        return {}
+
+    @cached_property
+    def _here(self) -> Config:
+        return self.config()
+
+    @cached_property
+    def _why_not_here(self) -> str:
+        return self.why_not(machine.here().arch)
+
     def blocks(self, M: int, N: int) -> tuple[int, ...]:
         """The grid for a product of M x N."""
-        BM, BN, _ = self.config().tile
+        BM, BN, _ = self._here.tile
         across, down = ceil(N / BN), ceil(M / BM)
         if self.grid == "tiles":
             return across, ceil(down / self.cluster) * self.cluster
@@ -178,8 +195,8 @@ class Rung:
 
     def _check(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype, M: int, N: int, K: int) -> None:
         """Refuse, with a sentence, what would be computed wrongly or end the process."""
-        if why := self.why_not(machine.here().arch):
-            raise ValueError(why)
+        if self._why_not_here:
+            raise ValueError(self._why_not_here)
         out = tensors.get("out")
         if out is not None and tuple(out.shape) != (M, N):
             raise ValueError(f"{self} writes ({M}, {N}), but out is {tuple(out.shape)}.")
@@ -218,8 +235,9 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    (low, high), (start, end) = interpreter.span(one), interpreter.span(other)
-    return low < end and start < high
+    """Whether two contiguous tensors share memory."""
+    low, start = one.data_ptr(), other.data_ptr()
+    return low < start + other.nbytes and start < low + one.nbytes
 
 
 @cache

@@ -6,6 +6,7 @@ float a `double` as 4. Types are read from the source where they can be, to name
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -132,12 +133,23 @@ def bind(kernel: str, parameters: tuple[Parameter, ...], named: tuple[Declared, 
         raise BadArgument(f"{kernel} takes {len(parameters)} arguments ({want}), but {len(args)} were given.")
     out = []
     for i, (arg, parameter, spelled) in enumerate(zip(args, parameters, named, strict=True)):
-        where = f"{kernel}: argument {i}" + (f" ({spelled.type} {spelled.name})" if spelled.name else "")
-        out.append(_value(arg, parameter, spelled, where, device))
+        out.append(_value(arg, parameter, spelled, _Where(kernel, i, spelled), device))
     return out
 
 
-def _value(arg, parameter: Parameter, spelled: Declared, where: str, device: str) -> Value:
+class _Where(NamedTuple):
+    """Which argument: put into words only where a message needs it, since every launch checks every argument."""
+
+    kernel: str
+    position: int
+    spelled: Declared
+
+    def __format__(self, _spec: str) -> str:
+        named = f" ({self.spelled.type} {self.spelled.name})" if self.spelled.name else ""
+        return f"{self.kernel}: argument {self.position}{named}"
+
+
+def _value(arg, parameter: Parameter, spelled: Declared, where: _Where, device: str) -> Value:
     if isinstance(arg, torch.Tensor):
         return _tensor(arg, parameter, spelled, where, device)
     if isinstance(arg, TensorMap):
@@ -164,15 +176,14 @@ def _value(arg, parameter: Parameter, spelled: Declared, where: str, device: str
     )
 
 
-def _tensor(arg: torch.Tensor, parameter: Parameter, spelled: Declared, where: str, device: str) -> Value:
+def _tensor(arg: torch.Tensor, parameter: Parameter, spelled: Declared, where: _Where, device: str) -> Value:
     _fits(parameter, where, "a tensor")
     if spelled.type and not spelled.pointer and spelled.type in _ITEMS:
         raise BadArgument(f"{where} is a number, but a tensor was given.")
     if arg.device.type != device:
         mend = 'tensor.to("cuda")' if device == "cuda" else "tensor.cpu()"
         raise BadArgument(f"{where} is on {str(arg.device)!r}, but this kernel runs on {device!r}: use {mend}.")
-    if arg.is_cuda and arg.device.index != torch.cuda.current_device():
-        here = torch.cuda.current_device()
+    if arg.is_cuda and (here := torch.cuda.current_device()) != arg.get_device():
         raise BadArgument(f"{where} is on {str(arg.device)!r}, but the current GPU, which runs the kernel, is {here}.")
     allowed = _ITEMS.get(spelled.type[:-1].strip()) if spelled.type.count("*") == 1 else None
     if allowed and arg.dtype not in allowed:
@@ -181,10 +192,10 @@ def _tensor(arg: torch.Tensor, parameter: Parameter, spelled: Declared, where: s
             f"{where} is a tensor of {str(arg.dtype).removeprefix('torch.')}, but the kernel reads it as {wanted}: "
             f"convert it with .to(torch.{wanted}), or reinterpret its bits with .view(torch.{wanted})."
         )
-    return Value(np.uint64(arg.data_ptr()).tobytes(), arg, spelled.name)
+    return Value(arg.data_ptr().to_bytes(8, "little"), arg, spelled.name)
 
 
-def _fits(parameter: Parameter, where: str, what: str) -> None:
+def _fits(parameter: Parameter, where: _Where, what: str) -> None:
     if parameter.kind not in ("u64", "b64", "s64"):
         raise BadArgument(f"{where} is {_words(parameter)}, but {what} was given.")
 
@@ -196,7 +207,7 @@ def _words(parameter: Parameter) -> str:
     return f"{kinds[parameter.kind[0]]} of {parameter.size} bytes"
 
 
-def _numpy(arg, parameter: Parameter, where: str) -> bytes:
+def _numpy(arg, parameter: Parameter, where: _Where) -> bytes:
     array = np.asarray(arg)
     same_kind = parameter.kind == "bytes" or (array.dtype.kind == "f") == (parameter.kind[0] == "f")
     if array.nbytes != parameter.size or not same_kind:
@@ -206,7 +217,7 @@ def _numpy(arg, parameter: Parameter, where: str) -> bytes:
     return array.tobytes()
 
 
-def _number(arg: float, parameter: Parameter, spelled: Declared, where: str) -> bytes:
+def _number(arg: float, parameter: Parameter, spelled: Declared, where: _Where) -> bytes:
     if spelled.pointer and isinstance(arg, int | float):
         raise BadArgument(f"{where} is a pointer, but the number {arg!r} was given: pass the tensor itself.")
     if parameter.kind == "bytes":

@@ -5,7 +5,8 @@ import os
 import re
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -31,19 +32,25 @@ class GpuModule:
         self._module = cupy.RawModule(path=str(path))
         self._functions: dict = {}
         self._shared: dict[str, int] = {}
+        self._prints = "vprintf" in binary.ptx
 
     def launch(self, name: str, grid, block, values: list[Value], shared_mem: int) -> None:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(self._binary.lowered[name])
-        _refuse_other_streams(name)
         if shared_mem + self._binary.kernels[name].shared_bytes > 48 << 10 and shared_mem > self._shared.get(name, 0):
             function.max_dynamic_shared_size_bytes = shared_mem
             self._shared[name] = shared_mem
-        raw = [np.frombuffer(v.bytes, _raw_type(len(v.bytes))) for v in values]
-        capturing = torch.cuda.is_current_stream_capturing()
-        with _torch_stream(), _printing(self._binary, capturing), _refusals(name, grid, block, shared_mem):
-            function(grid, block, tuple(raw), shared_mem=shared_mem)
+        raw = tuple(np.frombuffer(v.bytes, _RAW.get(len(v.bytes)) or _raw_type(len(v.bytes))) for v in values)
+        printing = _printing() if self._prints and not torch.cuda.is_current_stream_capturing() else nullcontext()
+        try:
+            with _stream(name), printing:
+                function(grid, block, raw, shared_mem=shared_mem)
+        except _driver_error() as error:
+            if not str(error).startswith(_REFUSALS):
+                raise
+            tried = f"grid {grid}, block {block}, {shared_mem:,} bytes of dynamic shared memory"
+            raise LaunchError(f"{name}: the GPU refused this launch ({tried}): {error}") from error
 
     def variable(self, name: str) -> torch.Tensor:
         import cupy
@@ -53,9 +60,13 @@ class GpuModule:
         return torch.as_tensor(found, device="cuda")
 
 
+_RAW = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
+
+
+@cache
 def _raw_type(size: int) -> np.dtype:
     """A numpy type of `size` bytes: CuPy passes numpy arrays of size 1 by value, whatever their layout."""
-    return np.dtype({1: "u1", 2: "u2", 4: "u4", 8: "u8"}.get(size) or [("bytes", "u1", (size,))])
+    return np.dtype([("bytes", "u1", (size,))])
 
 
 def _size_in_ptx(ptx: str, name: str) -> int:
@@ -71,49 +82,41 @@ def runs(built: str, here: str) -> bool:
     return major == our_major and (minor == our_minor if built.endswith("a") else minor <= our_minor)
 
 
-_REFUSALS = (
-    "INVALID_VALUE",
-    "LAUNCH_OUT_OF_RESOURCES",
-    "INVALID_CLUSTER_SIZE",
-    "NOT_SUPPORTED",
-    "INVALID_CONFIGURATION",
+_REFUSALS = tuple(
+    f"CUDA_ERROR_{why}" for why in ("INVALID_VALUE", "LAUNCH_OUT_OF_RESOURCES", "INVALID_CLUSTER_SIZE", "NOT_SUPPORTED")
 )
+"""What the driver refuses before anything has run; other errors pass as they are."""
 
 
-@contextmanager
-def _refusals(name: str, grid, block, shared_mem: int):
-    """What the driver refuses before anything has run, as a sentence; other errors pass."""
+@cache
+def _driver_error() -> type[Exception]:
     import cupy
 
-    try:
-        yield
-    except cupy.cuda.driver.CUDADriverError as error:
-        if not str(error).startswith(tuple(f"CUDA_ERROR_{why}" for why in _REFUSALS)):
-            raise
-        tried = f"grid {grid}, block {block}, {shared_mem:,} bytes of dynamic shared memory"
-        raise LaunchError(f"{name}: the GPU refused this launch ({tried}): {error}") from error
+    return cupy.cuda.driver.CUDADriverError
 
 
-def _refuse_other_streams(name: str) -> None:
-    """A stream of CuPy's alone, entered with `with stream:`, is not waited for by torch, whose tensors these are."""
+def _stream(name: str):
+    """Torch's current stream as CuPy's: launches are ordered with torch's work, and captured in its graphs.
+
+    LaunchError where CuPy has a stream of its own, entered with `with stream:`: torch, whose tensors these are, does
+    not wait for it."""
     import cupy
 
-    theirs = cupy.cuda.get_current_stream().ptr
-    if theirs and theirs != torch.cuda.current_stream().cuda_stream:
+    ours, theirs = torch.cuda.current_stream().cuda_stream, cupy.cuda.get_current_stream().ptr
+    if theirs and theirs != ours:
         raise LaunchError(
             f"{name}: kernels are launched on torch's current stream, but CuPy's current stream is another: "
             f"with torch.cuda.stream(torch.cuda.ExternalStream({theirs})) makes it torch's too."
         )
+    return _adopted(ours, torch.cuda.current_device())
 
 
-@contextmanager
-def _torch_stream():
-    """CuPy's current stream is torch's: launches are ordered with torch's work, and captured in its graphs."""
+@lru_cache(maxsize=64)
+def _adopted(address: int, device: int):
+    """A stream of torch's, for CuPy. Streams of torch's live as long as the process."""
     import cupy
 
-    stream = torch.cuda.current_stream()
-    with cupy.cuda.Stream.from_external(_Protocol(stream.cuda_stream)):
-        yield
+    return cupy.cuda.Stream.from_external(_Protocol(address))
 
 
 class _Protocol:
@@ -127,11 +130,8 @@ class _Protocol:
 
 
 @contextmanager
-def _printing(binary: Binary, capturing: bool):
+def _printing():
     """What a kernel prints appears in the cell that launched it: the C library's output is taken and passed on."""
-    if "vprintf" not in binary.ptx or capturing:
-        yield
-        return
     libc = ctypes.CDLL(None)
     torch.cuda.synchronize()
     libc.fflush(None)

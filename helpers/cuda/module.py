@@ -84,6 +84,7 @@ class Kernel:
         self.resources = module.binary.kernels[name]
         self._parameters = module.binary.parameters[name]
         self._declared: tuple[Declared, ...] = declared(module.code, name, len(self._parameters))
+        self._accepted: set[tuple] = set()  # launches that were looked at
         if not machine.gpu():
             _ = module._on_cpu  # what the CPU runner cannot run is said here, not at the first launch
 
@@ -115,7 +116,9 @@ class Kernel:
         Errors: `LaunchError` and `BadArgument` for what a GPU would refuse. device: "cuda" or "cpu", where arrays are.
         """
         grid, block = _three(grid, "grid"), _three(block, "block")
-        self._check_launch(grid, block, shared_mem)
+        if (grid, block, shared_mem) not in self._accepted:
+            self._check_launch(grid, block, shared_mem)
+            self._accepted.add((grid, block, shared_mem))
         return grid, block, bind(self.name, self._parameters, self._declared, args, device)
 
     def trace(self, grid, block, args=(), shared_mem: int = 0, blocks: int | None = 1) -> tracing.Trace:

@@ -40,48 +40,33 @@ def tensor_map(tensor: torch.Tensor, box: Sequence[int], *, swizzle: int = 128, 
     tile lies in different banks. l2: bytes that L2 fetches at a time (0, 64, 128, 256).
     Errors: ValueError for what the copy engine cannot name, `machine.NotReady` without a GPU that has one.
     """
-    box = tuple(int(side) for side in box)
-    strides = _strides(tensor)
-    _check(tensor, strides, box, swizzle, l2)
-    here = machine.here()
-    if here.capability is None or here.capability < (9, 0):
-        raise machine.NotReady(
-            f"A tensor map is made by a GPU's driver for its copy engine (TMA), which sm_90 and later have; this is "
-            f"{here.name if here.capability is None else here.arch}.",
-        )
-    if tensor.device != torch.device("cuda", torch.cuda.current_device()):
+    laid_out = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.element_size()
+    box = tuple(box)
+    if tensor.is_cuda and torch.cuda.current_device() != tensor.get_device():
         raise ValueError(f"A tensor map names memory of the current GPU, but the tensor is on {str(tensor.device)!r}.")
-    laid_out = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), strides, tensor.element_size()
-    return TensorMap(tensor, box, _encoded(*laid_out, box, swizzle, l2))
+    return TensorMap(tensor, box, _encoded(*laid_out, box, swizzle, l2, tensor.is_cuda))
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Its strides; of a dimension of size 1, whose stride is never used, the least that the copy engine takes."""
-    least = 16 // tensor.element_size()
-    return tuple(least if n == 1 else stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _check(tensor: torch.Tensor, strides: tuple[int, ...], box: tuple[int, ...], swizzle: int, l2: int) -> None:
+def _check(address: int, dtype, shape, strides, size: int, box, swizzle: int, l2: int) -> None:
     """Refuse what cuTensorMapEncodeTiled refuses, with a sentence. The limits are those of the CUDA driver API."""
-    if tensor.dtype not in _TYPES:
+    if dtype not in _TYPES:
         known = ", ".join(str(t).removeprefix("torch.") for t in _TYPES)
-        raise ValueError(f"The copy engine has no {str(tensor.dtype).removeprefix('torch.')}; it has {known}.")
-    if not 1 <= tensor.ndim <= 5 or len(box) != tensor.ndim:
-        raise ValueError(f"A tensor map has 1 to 5 dimensions and a box of as many: {tuple(tensor.shape)}, box {box}.")
+        raise ValueError(f"The copy engine has no {str(dtype).removeprefix('torch.')}; it has {known}.")
+    if not 1 <= len(shape) <= 5 or len(box) != len(shape):
+        raise ValueError(f"A tensor map has 1 to 5 dimensions and a box of as many: {shape}, box {box}.")
     if swizzle not in _SWIZZLES or l2 not in _PROMOTIONS:
         raise ValueError(f"swizzle={swizzle}, l2={l2}: they are of {[*_SWIZZLES]} and of {[*_PROMOTIONS]} bytes.")
-    size = tensor.element_size()
-    if not all(1 <= side <= 256 for side in box):
+    if not all(isinstance(side, int) and 1 <= side <= 256 for side in box):
         raise ValueError(f"box {box}: each side of a tile is 1 to 256 elements.")
     if box[-1] * size % 16 or (swizzle and box[-1] * size > swizzle):
         most = f", and at most the {swizzle} of its swizzle" if swizzle else ""
         raise ValueError(f"box {box}: a row of {box[-1] * size} bytes is no multiple of 16{most}.")
-    if not all(1 <= side <= 2**32 for side in tensor.shape):
-        raise ValueError(f"The shape {tuple(tensor.shape)} has a side that is not 1 to 2**32: there is nothing to map.")
-    if tensor.data_ptr() % 16:
+    if not all(1 <= side <= 2**32 for side in shape):
+        raise ValueError(f"The shape {shape} has a side that is not 1 to 2**32: there is nothing to map.")
+    if address % 16:
         raise ValueError("The tensor does not begin at a multiple of 16 bytes, as the copy engine wants: .clone() it.")
     *outer, last = strides
-    if tensor.shape[-1] > 1 and last != 1:
+    if shape[-1] > 1 and last != 1:
         raise ValueError(f"Strides {strides}: the last dimension must be contiguous; .contiguous() makes it so.")
     if any(stride * size % 16 or not 0 < stride * size < 2**40 for stride in outer):
         raise ValueError(
@@ -89,9 +74,20 @@ def _check(tensor: torch.Tensor, strides: tuple[int, ...], box: tuple[int, ...],
         )
 
 
-@lru_cache(maxsize=1024)
-def _encoded(address: int, dtype, shape, strides, size: int, box, swizzle: int, l2: int) -> bytes:
+@lru_cache(maxsize=4096)
+def _encoded(address: int, dtype, shape, strides, size: int, box, swizzle: int, l2: int, on_gpu: bool) -> bytes:
     """The map's bytes. They say where and how, not what: the same for whatever is at that address later."""
+    # the stride of a dimension of size 1 is never used: the least that the copy engine takes will do
+    strides = tuple(16 // size if n == 1 else stride for n, stride in zip(shape, strides, strict=True))
+    _check(address, dtype, shape, strides, size, box, swizzle, l2)
+    here = machine.here()
+    if not on_gpu or here.capability is None or here.capability < (9, 0):
+        why = "the tensor is on the CPU" if here.capability else f"this is {here.name}"
+        if on_gpu:
+            why = f"this is {here.arch}"
+        raise machine.NotReady(
+            f"A tensor map is made by a GPU's driver for its copy engine (TMA), which sm_90 and later have; {why}."
+        )
     rank = len(shape)
     raw = ctypes.create_string_buffer(BYTES + ALIGNED)
     aligned = -(-ctypes.addressof(raw) // ALIGNED) * ALIGNED
