@@ -132,23 +132,23 @@ def profile(*functions: Callable[[], object]) -> list[dict]:
 STALLS = {
     "long_scoreboard": "waiting for global memory or L2",
     "short_scoreboard": "waiting for shared memory or special functions",
-    "mio_throttle": "the queue to shared memory is full",
-    "lg_throttle": "the queue to global memory is full",
-    "math_pipe_throttle": "the arithmetic unit is taken by another warp",
+    "mio_throttle": "waiting for room in the queue to shared memory",
+    "lg_throttle": "waiting for room in the queue to global memory",
+    "math_pipe_throttle": "waiting for an arithmetic unit",
     "gmma": "waiting for wgmma",
     "barrier": "waiting at a barrier of the block",
-    "wait": "waiting the fixed time of an instruction before",
-    "not_selected": "ready, another warp was chosen",
+    "wait": "waiting a fixed time after an instruction",
+    "not_selected": "ready while another warp was chosen",
     "selected": "issuing",
-    "no_instruction": "the next instruction is not there yet",
+    "no_instruction": "waiting for the next instruction to be fetched",
     "branch_resolving": "waiting for a branch",
-    "dispatch_stall": "the dispatcher is held up",
-    "drain": "its stores are being written",
+    "dispatch_stall": "held up by the dispatcher",
+    "drain": "waiting for its stores to be written",
     "imc_miss": "waiting for a constant",
     "membar": "waiting at a memory fence",
     "misc": "other",
     "sleeping": "asleep",
-    "tex_throttle": "the queue to the texture unit is full",
+    "tex_throttle": "waiting for room in the queue to the texture unit",
 }
 """What Nsight Compute calls the states of a warp, in words."""
 
@@ -174,7 +174,7 @@ class Counters:
     us: its time. occupancy, tensor_busy, fma_busy: percent of the warps that an SM can hold, and of the cycles in which
     tensor cores, or the multiply-adds of CUDA cores, were at work. dram_read, dram_written, l2_bytes: bytes between
     DRAM and L2, and between L2 and the SMs. conflicts: the share of the passes over shared memory that are there only
-    for bank conflicts. stalls: what warps did or waited for, (words, percent of their time), the longest first.
+    for bank conflicts. stalls: what warps did or waited for, (words, percent of their time), the five longest.
     """
 
     function: str
@@ -228,7 +228,7 @@ def counters(*functions: Callable[[], object]) -> str:
                 int(found["dram_written"]),
                 int(found["l2_bytes"]),
                 round(found["conflicts"] / max(found["shared"], 1), 3),
-                tuple(sorted(((w, round(s, 1)) for w, s in waits.items()), key=lambda pair: -pair[1])),
+                tuple(sorted(((w, round(s, 1)) for w, s in waits.items()), key=lambda pair: -pair[1])[:5]),
             )
         )
     return "\n".join(json.dumps(asdict(line)) for line in lines)
