@@ -1,6 +1,7 @@
 // Tensor-core fragments (mma.h) on the CPU. A warp's lanes meet at each load, store and product, as on a GPU.
 //
-// Which lane holds which element is what an H200 does (CUDA leaves it open): tests/conformance compares the two. Memory
+// Which lane holds which element is what an H200 does: tests/conformance compares the two. CUDA leaves it open, so in
+// the other orders of threads other lanes hold it, and a kernel that counts on one of them gives other results. Memory
 // is accessed as NVIDIA's compiler does it for sm_75 and later: half and bfloat16 operands in pieces of 8 x 8 elements,
 // each one request of 4 bytes a lane (what LDSM does for one of its matrices); accumulators in requests of two
 // neighbouring elements a lane, or of one where neighbours in a row do not lie side by side; tf32 operands of one.
@@ -73,6 +74,8 @@ struct fragment {
   }
 };
 
+CC_PLAIN_INLINE int cc_holder(int lane) { return lane ^ 5 * cc_order(); }  // whose place in a fragment is its own
+
 struct cc_memory {  // one lane's call of a load or store
   const void* at;
   unsigned pitch;
@@ -106,7 +109,7 @@ CC_PLAIN void cc_move(F& f, P* at, unsigned pitch, bool row_major, bool store, c
   static_assert(std::is_same_v<std::remove_const_t<P>, T>, "the pointer's type is that of the fragment's elements");
   cc_memory mine{at, pitch, row_major, sizeof(T), name, line};
   cc_together(&mine, cc_same, line, name);
-  int lane = cc_lane();
+  int lane = cc_lane(), holder = cc_holder(lane);
   auto address = [&](int row, int col) __attribute__((no_sanitize("thread"))) {
     return (char*)at + sizeof(T) * (row_major ? (uint64_t)row * pitch + col : (uint64_t)col * pitch + row);
   };
@@ -119,14 +122,14 @@ CC_PLAIN void cc_move(F& f, P* at, unsigned pitch, bool row_major, bool store, c
     }
   } else {
     for (int i = 0; i < F::unique; i++) {
-      auto here = F::place(lane, i), next = F::place(lane, i + 1);
+      auto here = F::place(holder, i), next = F::place(holder, i + 1);
       bool pair = i + 1 < F::unique && address(next.row, next.col) == address(here.row, here.col) + sizeof(T) && i % 2 == 0;
       cc_touch(address(here.row, here.col), sizeof(T) << pair, store, pc);
       i += pair;
     }
   }
   for (int i = 0; i < F::num_elements; i++) {
-    auto place = F::place(lane, i);
+    auto place = F::place(holder, i);
     if (store) __builtin_memcpy(address(place.row, place.col), (void*)&f.x[i], sizeof(T));
     else __builtin_memcpy((void*)&f.x[i], address(place.row, place.col), sizeof(T));
   }
@@ -175,19 +178,20 @@ struct cc_product {  // the fragments of one lane
     float a[m][k], b[k][n];
     cc_product lanes[32];
     for (int lane = 0; lane < 32; lane++) {
+      int holder = cc_holder(lane);
       __builtin_memcpy((void*)&lanes[lane], of_lanes[lane], sizeof(cc_product));
       for (int i = 0; i < A::unique; i++) {
-        auto at = A::place(lane, i);
+        auto at = A::place(holder, i);
         a[at.row][at.col] = number(lanes[lane].a, i);
       }
       for (int i = 0; i < B::unique; i++) {
-        auto at = B::place(lane, i);
+        auto at = B::place(holder, i);
         b[at.row][at.col] = number(lanes[lane].b, i);
       }
     }
     for (int lane = 0; lane < 32; lane++)
       for (int i = 0; i < D::num_elements; i++) {
-        auto at = D::place(lane, i);
+        auto at = D::place(cc_holder(lane), i);
         double sum = number(lanes[lane].c, i);
         for (int j = 0; j < k; j++) sum += (double)a[at.row][j] * b[j][at.col];
         typename D::storage_element_type rounded = (float)sum;

@@ -338,7 +338,8 @@ void cc_misuse(int line, const char* format, ...) {
   va_end(arguments);
   fail_at_line(self(), MISUSE, line, text);
 }
-unsigned char cc_poison() { return launches ? POISON[self()->worker->launch->order] : 0; }
+int cc_order() { return launches ? self()->worker->launch->order : 0; }
+unsigned char cc_poison() { return launches ? POISON[cc_order()] : 0; }
 
 void cc_atomic(void* address, size_t size, void* pc) { touch(address, size, ATOMIC, pc, true); }
 void cc_fence() {

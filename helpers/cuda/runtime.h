@@ -110,6 +110,7 @@ void cc_together(void* mine, void (*all)(void* const* of_lanes), int line, const
 void cc_touch(void* address, size_t size, bool store, void* pc);
 [[noreturn]] void cc_misuse(int line, const char* format, ...) __attribute__((format(printf, 2, 3)));
 unsigned char cc_poison();
+int cc_order();
 void cc_atomic(void* address, size_t size, void* pc);
 void cc_fence();
 void cc_assert(const char* text, int line);

@@ -204,20 +204,20 @@ gram = Exercise(
     limits=(
         Limit(
             "load_sectors",
-            lambda x: _blocks(x) * 384 * ceil(x.shape[1] / 16),
+            lambda x: _blocks(x) * 24 * _turns(x.shape[1]),
             "too-many-bytes",
             "The warps' loads from global memory touch {fact} sectors of 32 bytes, and {most} are enough: the four "
             "lanes that load the 64 bytes of one row should be neighbours.",
         ),
         Limit(
             "load_requests",
-            lambda x: _blocks(x) * 20 * ceil(x.shape[1] / 16),
+            lambda x: _blocks(x) * 1.25 * _turns(x.shape[1]),
             "too-slow",
             "The warps ask global memory {fact} times, and {most} times are enough: let each lane load 16 bytes.",
         ),
         Limit(
             "shared_requests",
-            lambda x: _blocks(x) * 340 * ceil(x.shape[1] / 16),
+            lambda x: _blocks(x) * 21.25 * _turns(x.shape[1]),
             "too-slow",
             "The warps go to shared memory {fact} times, and {most} times are enough: let each lane take 16 bytes, of "
             "either tile, for every load.",
@@ -323,6 +323,15 @@ causal_scores = Exercise(
         ),
         Case("528 queries, 1040 keys, 128 numbers", lambda d: _halves(d, 528, 1040, 128), mode="gpu"),
     ),
+    limits=(
+        Limit(
+            "bytes",
+            lambda q, k, scale: q.shape[0] * k.shape[0] // 256 * 2 * (64 * q.shape[1] + 1024),
+            "too-many-bytes",
+            "The warps ask global memory for {fact} bytes, and {most} are enough: for a tile of scores, its rows of q "
+            "and of k are loaded once.",
+        ),
+    ),
     hints=(
         "For one tile of 16 x 16 scores: which 16 x 16 elements of q does a step along k take, where do they begin, "
         "and how far apart are their rows in memory? The same for the keys: as a matrix of k rows and 16 columns, "
@@ -340,6 +349,10 @@ causal_scores = Exercise(
         "out-of-bounds": (
             "The leading dimension is in elements, from one row in memory to the next. And what does a warp do whose "
             "tile does not exist?",
+        ),
+        "wrong-values": (
+            "If it is wrong only with threads in another order, the kernel counts on which lane holds which element of "
+            "a fragment. CUDA leaves that open, and the check changes it.",
         ),
         "precision": ("In which type are the sums kept while the loop runs?",),
     },
