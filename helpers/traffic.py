@@ -173,8 +173,8 @@ class Counters:
 
     us: its time. occupancy, tensor_busy, fma_busy: percent of the warps that an SM can hold, and of the cycles in which
     tensor cores, or the multiply-adds of CUDA cores, were at work. dram_read, dram_written, l2_bytes: bytes between
-    DRAM and L2, and between L2 and the SMs. conflicts: the share of the passes over shared memory that are there only
-    for bank conflicts. stalls: what warps did or waited for, (words, percent of their time), the five longest.
+    DRAM and L2, and between L2 and the SMs. conflicts: extra passes over shared memory, for bank conflicts, for each
+    that was needed. stalls: what warps did or waited for, (words, percent of their time), the five longest.
     """
 
     function: str
@@ -199,7 +199,7 @@ class Counters:
             f"multiply-adds of CUDA cores {self.fma_busy:.0f}%.",
             f"DRAM: {self.dram_read / 1e6:.0f} MB read, {self.dram_written / 1e6:.0f} MB written; "
             f"between L2 and the SMs {self.l2_bytes / 1e6:.0f} MB.",
-            f"Shared memory: {self.conflicts:.2f} of its passes are for bank conflicts.",
+            f"Shared memory: {self.conflicts:.2f} extra passes, for bank conflicts, for each that was needed.",
             f"How its warps spend their time: {waits}.",
         ]
 
@@ -227,7 +227,7 @@ def counters(*functions: Callable[[], object]) -> str:
                 int(found["dram_read"]),
                 int(found["dram_written"]),
                 int(found["l2_bytes"]),
-                round(found["conflicts"] / max(found["shared"], 1), 3),
+                round(found["conflicts"] / max(found["shared"] - found["conflicts"], 1), 3),
                 tuple(sorted(((w, round(s, 1)) for w, s in waits.items()), key=lambda pair: -pair[1])[:5]),
             )
         )

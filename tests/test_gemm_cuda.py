@@ -349,3 +349,29 @@ def test_a_launch_is_on_torchs_current_stream_and_refuses_cupys(rung):
     with cupy.cuda.Stream(non_blocking=True), pytest.raises(cuda.LaunchError, match="CuPy's current stream is another"):
         rung(a, b)
     assert (rung(a, b).float() - want).norm() < 1e-2 * want.norm(), "the process goes on"
+
+
+MANY = (2**16 + 8, 2**15 + 8)
+"""Sides of a matrix of more than 2**31 elements."""
+
+
+@pytest.mark.skipif(not machine.gpu() or machine.here().memory_bytes < 24 << 30, reason="needs a GPU with 24 GB")
+@pytest.mark.parametrize("rung", HERE, ids=str)
+@pytest.mark.parametrize("shape", [(MANY[0], 8, MANY[1]), (8, *MANY), (*MANY, 8)], ids=str)
+def test_matrices_of_more_than_two_to_the_31_elements(rung, shape):
+    M, N, K = shape
+    sides = (M, K), (N, K) if rung.linear else (K, N)
+    a, b = (torch.randn(s, device="cuda", dtype=rung.dtypes[0]) for s in sides)
+    got = rung(a, b)[-8:, -100:].double()
+    columns = b[-100:].double().T if rung.linear else b[:, -100:].double()
+    want = a[-8:].double() @ columns
+    assert (got - want).norm() < (1e-2 if rung.linear else 1e-5) * want.norm()
+
+
+@pytest.mark.skipif(not machine.gpu(), reason="needs a GPU")
+@pytest.mark.parametrize("rung", HERE, ids=str)
+def test_a_rung_gives_the_same_every_time(rung):
+    """A stage that is refilled too early, or a tile that is overwritten, shows as a difference now and then."""
+    a, b = square(rung, 1024)
+    first = rung(a, b)
+    assert all(torch.equal(rung(a, b), first) for _ in range(30))

@@ -93,7 +93,7 @@ def test_counters_become_sentences_and_travel_as_text(monkeypatch, tmp_path):
         traffic._COUNTED["registers"]: "128",
         traffic._COUNTED["occupancy"]: "24.96",
         traffic.READ: "67,000,000",
-        traffic._COUNTED["conflicts"]: "25",
+        traffic._COUNTED["conflicts"]: "20",
         traffic._COUNTED["shared"]: "100",
         traffic._COUNTED["latency"]: "8",
         traffic._COUNTED["gmma"]: "4",
