@@ -6,6 +6,7 @@
 
 The same constructor and call as `cupy.RawModule`, on torch tensors, on torch's current stream. In CPU mode the same
 unmodified source is compiled with g++ and run for its values; `Kernel.trace` and `Kernel.check_races` work anywhere.
+`tensor_map` describes a tensor to the copy engine (TMA) of sm_90 and later; a kernel gets it by value.
 """
 
 from .arguments import BadArgument, LaunchError
