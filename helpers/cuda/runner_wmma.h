@@ -65,12 +65,19 @@ struct fragment {
   struct Place {
     int row, col;
   };
+  // An operand of 32 rows or columns is two of 16, and one of 32 columns lies as if it were the left one.
+  static CC_PLAIN_INLINE Place piece(int p) {
+    if (is_sum) return m == 8 ? Place{0, p} : Place{p % (rows / 8), p / (rows / 8)};
+    if (is_b && cols < 32) return {p % 2, p / 2};
+    int side = is_b || rows > 8 ? 2 : 1, high = p / (2 * side) * side + p % side, deep = p / side % 2;
+    return is_b ? Place{deep, high} : Place{high, deep};
+  }
   static CC_PLAIN_INLINE Place place(int lane, int i) {  // of element i
-    i %= unique;
-    int wide = is_tf32 ? 1 : 2;  // neighbours that a lane holds
-    int piece = i / wide, along = lane % 4 * wide + i % wide, across = lane / 4;
-    if (is_b || (is_sum && m == 8)) return {along + 4 * wide * (piece % (rows / (4 * wide))), across + 8 * (piece / (rows / (4 * wide)))};
-    return {across + 8 * (piece % (rows / 8)), along + 4 * wide * (piece / (rows / 8))};
+    constexpr int wide = is_tf32 ? 1 : 2;                // neighbours that a lane holds
+    auto at = piece(i % unique / wide);
+    int along = lane % 4 * wide + i % wide, across = lane / 4;
+    if (is_b || (is_sum && m == 8)) return {along + 4 * wide * at.row, across + 8 * at.col};
+    return {across + 8 * at.row, along + 4 * wide * at.col};
   }
 };
 

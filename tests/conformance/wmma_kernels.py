@@ -143,25 +143,32 @@ def run_places(t: Tensors) -> Tensors:
 
 
 def places_reference(t: Tensors) -> Tensors:
-    """The layouts of the PTX manual's mma instructions, piece after piece down the columns of pieces."""
+    """The layouts of the PTX manual's mma instructions for each piece of 8 x 8 (tf32: 8 x 4), and their order."""
     lane, i = torch.arange(32), torch.arange(16)[:, None]
+    orders = {  # by rows and columns of pieces: of an operand (left or right) and of a sum
+        "left": {(1, 2): "00 01", (2, 2): "00 10 01 11", (4, 2): "00 10 01 11 20 30 21 31"},
+        "right": {(2, 1): "00 10", (2, 2): "00 10 01 11", (2, 4): "00 01 10 11 02 03 12 13"},
+        "sum": {(1, 4): "00 01 02 03", (2, 2): "00 10 01 11", (4, 1): "00 10 20 30"},
+    }
 
-    def of(rows: int, cols: int, wide: int, turned: bool, held: int) -> torch.Tensor:
+    def of(which: str, rows: int, cols: int, wide: int, held: int) -> torch.Tensor:
+        turned = which == "right" or (which == "sum" and rows == 8)
+        high, broad = (4 * wide, 8) if turned else (8, 4 * wide)
+        order = torch.tensor([[int(c) for c in p] for p in orders[which][rows // high, cols // broad].split()])
         e = i % (rows * cols // 32)
-        piece, along, across = e // wide, lane % 4 * wide + e % wide, lane // 4
-        high = 4 * wide if turned else 8
+        along, across = lane % 4 * wide + e % wide, (lane // 4).expand(16, 32)
         row, col = (along, across) if turned else (across, along)
-        down = rows // high
-        row, col = row + high * (piece % down), col + (8 if turned else 4 * wide) * (piece // down)
+        piece = order[e[:, 0] // wide]
+        row, col = row + high * piece[:, :1], col + broad * piece[:, 1:]
         return torch.where(i < held, row * 64 + col, -1).to(torch.int32)
 
     out = {}
     for name, (m, n, k, kind, _) in PLACES.items():
         wide = 1 if kind == "precision::tf32" else 2
         twice = 16 if kind == "half" else 0  # operands of half are held twice where they are few
-        a = of(m, k, wide, False, max(twice, m * k // 32))
-        b = of(k, n, wide, True, max(twice, k * n // 32))
-        out[name] = torch.stack([a, a, b, of(m, n, 2, m == 8, 8)])
+        a = of("left", m, k, wide, max(twice, m * k // 32))
+        b = of("right", k, n, wide, max(twice, k * n // 32))
+        out[name] = torch.stack([a, a, b, of("sum", m, n, 2, 8)])
     return out
 
 
