@@ -45,9 +45,9 @@ class Rung:
 
     arch: the least it runs on, "sm_80"; with an "a", "sm_90a", the only one. multiples: what K and N must be multiples
     of; where K's is more than 1, tensors begin at multiples of 16 bytes. wide: indices are 64 bits. cpu: the CPU
-    runner can run it. grid: "tiles" (x: tiles of N, y: tiles of M), "row" (all tiles in one row), "persistent" (one
-    block an SM at most); blocks come in clusters of `cluster`, and the grid is rounded up to them. gelu: with
-    GELU=1 and a last parameter, the bias, it computes gelu(x @ w.T + bias).
+    runner can run it. grid: "tiles" (x: tiles of N, y: tiles of M) or "persistent" (one block an SM at most), rounded
+    to whole clusters of `cluster` blocks. gelu: with GELU=1 and a last parameter, the bias, it computes
+    gelu(x @ w.T + bias).
     Parameters of the kernel: a, b, c (x, w, y; the first `boxes` of them as tensor maps), int M, int N, int K.
     """
 
@@ -174,11 +174,8 @@ class Rung:
         across, down = ceil(N / BN), ceil(M / BM)
         if self.grid == "tiles":
             return across, ceil(down / self.cluster) * self.cluster
-        count = ceil(across * down / self.cluster) * self.cluster
-        if self.grid == "persistent":
-            sms = machine.here().sms or 1
-            count = min(count, sms // self.cluster * self.cluster)
-        return (count,)
+        whole = ceil(across * down / self.cluster) * self.cluster
+        return (min(whole, (machine.here().sms or whole) // self.cluster * self.cluster),)
 
     def _sizes(self, a: torch.Tensor, b: torch.Tensor, bias) -> tuple[int, int, int]:
         """M, N, K of operands whose shapes fit together."""
