@@ -42,7 +42,8 @@ struct cc_element<precision::tf32> {
 
 template <class Use, int m, int n, int k, class T, class Layout = void>
 struct fragment {
-  static constexpr bool is_a = std::is_same_v<Use, matrix_a>, is_b = std::is_same_v<Use, matrix_b>, is_sum = !is_a && !is_b;
+  static constexpr bool is_a = std::is_same_v<Use, matrix_a>, is_b = std::is_same_v<Use, matrix_b>;
+  static constexpr bool is_sum = std::is_same_v<Use, accumulator>;
   static constexpr bool is_tf32 = std::is_same_v<T, precision::tf32>, is_half = std::is_same_v<T, __half>;
   static_assert((k == 16 && ((m == 16 && n == 16) || (m == 32 && n == 8) || (m == 8 && n == 32))) ||
                     (k == 8 && m == 16 && n == 16 && (is_tf32 || std::is_same_v<T, float>)),
@@ -99,15 +100,17 @@ CC_PLAIN inline void cc_same(void* const* of_lanes) {  // what every lane of a w
     cc_memory other;
     __builtin_memcpy(&other, of_lanes[lane], sizeof other);
     if (other.at != first.at || other.pitch != first.pitch || other.row_major != first.row_major)
-      cc_misuse(first.line, "%s: lanes of one warp give different addresses, leading dimensions or layouts; all 32 name one tile", first.name);
+      cc_misuse(first.line,
+                "%s: lanes of one warp give different addresses, leading dimensions or layouts; all 32 name one tile",
+                first.name);
   }
   int step = 16 / first.bytes;
   if (first.pitch % step)
-    cc_misuse(first.line, "%s: the leading dimension is %u; for elements of %d bytes it must be a multiple of %d", first.name,
-              first.pitch, first.bytes, step);
+    cc_misuse(first.line, "%s: the leading dimension is %u; for elements of %d bytes it must be a multiple of %d",
+              first.name, first.pitch, first.bytes, step);
   if ((uintptr_t)first.at % 32)
-    cc_misuse(first.line, "%s: the tile begins %d bytes past a multiple of 32; its address must be one (256 bits)", first.name,
-              int((uintptr_t)first.at % 32));
+    cc_misuse(first.line, "%s: the tile begins %d bytes past a multiple of 32; its address must be one (256 bits)",
+              first.name, int((uintptr_t)first.at % 32));
 }
 
 template <class F, class P>
@@ -124,13 +127,14 @@ CC_PLAIN void cc_move(F& f, P* at, unsigned pitch, bool row_major, bool store, c
     for (int i = 0; i < F::unique; i += 2) {  // the piece's row in memory that this lane fetches 4 bytes of
       auto corner = F::place(0, i);
       int across = lane / 4, along = lane % 4 * 2;
-      cc_touch(row_major ? address(corner.row + across, corner.col + along) : address(corner.row + along, corner.col + across),
-               4, store, pc);
+      int row = row_major ? across : along, col = row_major ? along : across;
+      cc_touch(address(corner.row + row, corner.col + col), 4, store, pc);
     }
   } else {
     for (int i = 0; i < F::unique; i++) {
       auto here = F::place(holder, i), next = F::place(holder, i + 1);
-      bool pair = i + 1 < F::unique && address(next.row, next.col) == address(here.row, here.col) + sizeof(T) && i % 2 == 0;
+      bool beside = address(next.row, next.col) == address(here.row, here.col) + sizeof(T);
+      bool pair = beside && i % 2 == 0 && i + 1 < F::unique;
       cc_touch(address(here.row, here.col), sizeof(T) << pair, store, pc);
       i += pair;
     }
@@ -208,7 +212,8 @@ struct cc_product {  // the fragments of one lane
 };
 
 template <int m, int n, int k, class TD, class TA, class TB, class LA, class LB, class TC>
-__attribute__((noinline)) void mma_sync(fragment<accumulator, m, n, k, TD>& d, const fragment<matrix_a, m, n, k, TA, LA>& a,
+__attribute__((noinline)) void mma_sync(fragment<accumulator, m, n, k, TD>& d,
+                                        const fragment<matrix_a, m, n, k, TA, LA>& a,
                                         const fragment<matrix_b, m, n, k, TB, LB>& b,
                                         const fragment<accumulator, m, n, k, TC>& c, int line = __builtin_LINE()) {
   static_assert(std::is_same_v<TA, TB>, "matrix_a and matrix_b are of one type");
