@@ -203,17 +203,17 @@ gram = Exercise(
     ),
     limits=(
         Limit(
+            "load_requests",
+            lambda x: _blocks(x) * 1.25 * _turns(x.shape[1]),
+            "too-slow",
+            "The warps ask global memory {fact} times, and {most} times are enough: let each lane load 16 bytes.",
+        ),
+        Limit(
             "load_sectors",
             lambda x: _blocks(x) * 24 * _turns(x.shape[1]),
             "too-many-bytes",
             "The warps' loads from global memory touch {fact} sectors of 32 bytes, and {most} are enough: the four "
             "lanes that load the 64 bytes of one row should be neighbours.",
-        ),
-        Limit(
-            "load_requests",
-            lambda x: _blocks(x) * 1.25 * _turns(x.shape[1]),
-            "too-slow",
-            "The warps ask global memory {fact} times, and {most} times are enough: let each lane load 16 bytes.",
         ),
         Limit(
             "shared_requests",
