@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -347,6 +348,23 @@ def test_clusters_that_cannot_be_launched(monkeypatch, blocks, grid, match):
     assert kernel.resources.cluster == (blocks, 1, 1)
     with pytest.raises(cuda.LaunchError, match=match):
         kernel((grid,), (32,), (zeros(grid),))
+
+
+def test_more_registers_than_an_sm_has_are_refused(kernels):
+    kernel = kernels.get_function("add")
+    kernel.resources = replace(kernel.resources, registers=65)
+    x = zeros(32)
+    with pytest.raises(cuda.LaunchError, match="1,024 threads of 65 registers need 73,728, and an SM has 65,536"):
+        kernel((1,), (1024,), (x, x, x, 32))
+
+
+@on_cpu
+def test_shared_memory_is_limited_as_on_the_card_that_the_code_is_for():
+    x = zeros(4)
+    for arch, limit in (("sm_86", "101,376"), ("sm_90a", "232,448")):
+        kernel = cuda.RawModule(code=KERNELS, options=(f"-arch={arch}",), name_expressions=("scale<float>",))
+        with pytest.raises(cuda.LaunchError, match=f"a block may have {limit} in all"):
+            kernel.get_function("dynamic")((1,), (32,), (x, 4), shared_mem=240_000)
 
 
 def test_code_for_another_card_is_refused():
