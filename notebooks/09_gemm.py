@@ -254,7 +254,7 @@ RUNGS = (
     Rung(7, "no_bank_conflicts", (Config((128, 128, 8), 256, macros=("TM=8", "TN=8")),), multiples=(4, 4), wide=True),
     Rung(8, "double_buffering", (Config((128, 128, 8), 256, macros=("TM=8", "TN=8")),), multiples=(4, 4), wide=True),
     Rung(9, "warp_tiles", (
-        Config((128, 128, 8), 256, macros=("TM=8", "TN=8", "WM=32", "WN=64", "BLOCKS=2")),
+        Config((128, 128, 16), 128, macros=("TM=8", "TN=16", "WM=64", "WN=64", "BLOCKS=2")),
     ), multiples=(4, 4), wide=True),
     Rung(10, "wmma", (
         Config((128, 128, 64), 128, 73_728, ("WM=64", "WN=64")),
