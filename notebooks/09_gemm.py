@@ -261,8 +261,8 @@ RUNGS = (
         Config((128, 128, 32), 128, 40_960, ("WM=64", "WN=64")),  # sm_75
     ), HALF, multiples=(8, 1), wide=True),
     Rung(11, "mma_sync", (
-        Config((256, 128, 64), 256, 196_608, ("WM=64", "WN=64", "STAGES=4", "GROUP=8")),
-        Config((256, 128, 64), 256, 147_456, ("WM=64", "WN=64", "STAGES=3", "GROUP=8")),  # sm_80
+        Config((128, 256, 64), 256, 196_608, ("WM=64", "WN=64", "STAGES=4", "GROUP=8")),
+        Config((128, 256, 64), 256, 147_456, ("WM=64", "WN=64", "STAGES=3", "GROUP=8")),  # sm_80
         Config((128, 128, 64), 128, 98_304, ("WM=64", "WN=64", "STAGES=3", "GROUP=8")),  # sm_86, 89, 120
     ), HALF, "sm_80", multiples=(8, 1), wide=True, cpu=False, grid="persistent"),
     # From here on shared memory is a kilobyte more than the tiles, so that they can begin at a multiple of 1024.

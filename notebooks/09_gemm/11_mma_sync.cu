@@ -11,8 +11,8 @@
 #include <cuda_fp16.h>
 
 #ifndef BM
-#define BM 256  // the block's tile of y
-#define BN 128
+#define BM 128  // the block's tile of y
+#define BN 256
 #define BK 64   // 32 or 64: the part of K in one stage
 #define WM 64   // the warp's tile of y
 #define WN 64
