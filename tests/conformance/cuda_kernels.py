@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from case import BF16, F16, F32, Case, Tensors, integers, normal
 
-from helpers import cuda
+from helpers import cuda, source
+
+LADDER = [rung for rung in source.load("09_gemm", "RUNGS") if not rung.linear]
 
 
 @lru_cache(maxsize=1)
@@ -434,6 +436,10 @@ def run_matmul(t: Tensors) -> Tensors:
     return {"out": out}
 
 
+def run_rung(rung):
+    return lambda t: {"out": rung(t["a"], t["b"])}
+
+
 def run_group_sums(t: Tensors) -> Tensors:
     out = torch.empty_like(t["key"])
     launch("group_sums", (out.numel() // 64,), (64,), (t["key"], t["value"], out))
@@ -638,4 +644,15 @@ CASES = [
     ),
     Case("cuda.atomics", "cuda", one(640), run_atomics, atomics_reference, 0),
     Case("cuda.bits", "cuda", lambda g: {"x": integers(g, 2**31, 500)}, run_bits, bits_reference, 0),
+    *(
+        Case(
+            f"cuda.gemm_{rung.number:02}_{rung.name}",
+            "cuda",
+            lambda g: {"a": normal(g, 131, 36), "b": normal(g, 36, 136)},
+            run_rung(rung),
+            lambda t: {"out": t["a"].double() @ t["b"].double()},
+            F32,
+        )
+        for rung in LADDER
+    ),
 ]
