@@ -57,7 +57,7 @@ def test_values_with_bias_and_gelu(rung, tmp_path):
 
 
 def test_four_blocks_share(tmp_path):
-    rung = next(r for r in RUNGS if r.name == "tile_order")
+    rung = next(r for r in RUNGS if r.name == "async_stores")
     assert emulated(rung, tmp_path, CLUSTER=4, GROUP=1, STAGES=2, W_ROWS=64) == ""
 
 

@@ -13,7 +13,7 @@
 #define BN 256  // rows of w, columns of y
 #define BK 64   // 128 bytes: the width of the swizzle
 #define STAGES 4
-#define GROUP 8  // clusters, one below the other
+#define GROUP 4  // clusters, one below the other
 #define CLUSTER 2
 #define THREADS 384
 #endif

@@ -221,10 +221,6 @@ __device__ __forceinline__ void store_transposed(u32 to, u32 a, u32 b, u32 c, u3
 // --- threads -----------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void sync_warpgroup(int name) { asm volatile("bar.sync %0, 128;" ::"r"(name) : "memory"); }
 
-// The second of two consumers waits in sync_consumers() until the first has come by let_other_consumer_go().
-__device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 3, 256;" ::: "memory"); }
-__device__ __forceinline__ void let_other_consumer_go() { asm volatile("bar.arrive 3, 256;" ::: "memory"); }
-
 // Two consumers in turns: take_turn(me) returns when the other has given it the turn.
 __device__ __forceinline__ void take_turn(int me) { asm volatile("bar.sync %0, 256;" ::"r"(1 + me) : "memory"); }
 __device__ __forceinline__ void give_turn(int it) { asm volatile("bar.arrive %0, 256;" ::"r"(1 + it) : "memory"); }

@@ -1,9 +1,9 @@
-// Rungs 12 and up on a CPU: the functions of notebooks/09_gemm/hopper.cuh in C++, for the blocks of a cluster at a time.
+// Rungs 12 and up on a CPU: the functions of notebooks/09_gemm/hopper.cuh in C++, for a cluster's blocks at a time.
 //
 // Every CUDA thread is a fiber; the scheduler in main.cpp runs each in turn until it waits. What is asynchronous
-// happens late, as a GPU may do it: a load poisons its place at once and lands some rounds later; products are made when
-// they are waited for; a store reads its buffer some rounds later. So a wait too few, or a stage handed back too early,
-// shows in the result, and a wait too many ends with nobody able to go on.
+// happens late, as a GPU may do it: a load poisons its place at once and lands some rounds later; products are made
+// when they are waited for; a store reads its buffer some rounds later. So a wait too few, or a stage handed back too
+// early, shows in the result, and a wait too many ends with nobody able to go on.
 #pragma once
 #include <ucontext.h>
 
@@ -235,8 +235,6 @@ inline int __shfl_sync(u32, int value, int) { return value; }  // of a value tha
 inline void take_turn(int mine) { meet(me->block->named[1 + mine], 256); }
 inline void give_turn(int it) { meet(me->block->named[1 + it], 256, false); }
 inline void sync_warpgroup(int name) { meet(me->block->named[name], 128); }
-inline void sync_consumers() { meet(me->block->named[3], 256); }
-inline void let_other_consumer_go() { meet(me->block->named[3], 256, false); }
 template <int N>
 void more_registers() {}
 template <int N>
