@@ -3,21 +3,21 @@
 // The step: in 08 a warp's pieces are 2 high and 16 wide, so its lanes read 2 different float4 of a and 16 of b. A warp
 // that is nearly square, WM x WN, reads 8 and 4 for twice as many pieces; lanes that read the same address are answered
 // together. A thread now has 8 x 16 elements and an SM few warps, so each reads for the next k while it multiplies.
-// Expected: half of 08's cycles in shared memory, which bound it, and fewer instructions that are not products.
+// Expected: half of 08's cycles in shared memory, fewer waits for it, and fewer instructions that are not products.
 
 #ifndef BM
-#define BM 128  // rows of c that a block computes
-#define BN 128  // and columns
+#define BM 128      // rows of c that a block computes
+#define BN 128      // and columns
 #define BK 16
-#define WM 64   // rows of c that a warp computes
-#define WN 64   // and columns
-#define TM 8    // rows of c that a thread computes
-#define TN 16   // and columns
-#define BLOCKS 2  // on one SM: the compiler gives each thread as many registers as that leaves
+#define WM 64       // rows of c that a warp computes
+#define WN 64       // and columns
+#define TM 8        // rows of c that a thread computes
+#define TN 16       // and columns
+#define BLOCKS 2    // on one SM: the compiler gives each thread as many registers as that leaves
 #define THREADS 128
 #endif
-#define ACROSS (WN / TN)          // lanes of a warp along a row; 32 / ACROSS stand below each other
-#define ROWS_AT_ONCE (128 / BK)   // rows of a that a warp fetches with one instruction
+#define ACROSS (WN / TN)         // lanes of a warp along a row; 32 / ACROSS stand below each other
+#define ROWS_AT_ONCE (128 / BK)  // rows of a that a warp fetches with one instruction
 constexpr int OF_A = BM * BK / 4 / THREADS, OF_B = BK * BN / 4 / THREADS;  // float4 that a thread carries
 constexpr int DOWN = WM / TM * 4, RIGHT = WN / TN * 4;  // from one of a thread's pieces of 4 x 4 to the next
 static_assert(THREADS == BM * BN / TM / TN && WM * WN == 32 * TM * TN && BM % WM == 0 && BN % WN == 0);
@@ -30,6 +30,7 @@ struct Carried {
     float4 of_a[OF_A], of_b[OF_B];
 };
 
+// Where a thread's part of the first tiles begins.
 __device__ void begin(Carried& next, const float* a, const float* b, int row0, int col0, int M, int N, int K) {
 #pragma unroll
     for (int i = 0; i < OF_A; i++) {
@@ -87,6 +88,7 @@ __device__ void read(float* from_a, float* from_b, float (*tile_a)[BM], float (*
     for (int j = 0; j < TN; j += 4) *(float4*)&from_b[j] = *(float4*)&tile_b[kk][x + j / 4 * RIGHT];
 }
 
+// __restrict__: c is neither a nor b, so loads may be moved past stores; their addresses take fewer instructions.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
 void gemm(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c, int M, int N, int K) {
     __shared__ alignas(16) float tile_a[2][BK][BM], tile_b[2][BK][BN];
