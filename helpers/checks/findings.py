@@ -193,6 +193,7 @@ def owner(lines: list[str], number: int) -> str:
     """The function in whose text a line stands."""
     # the parts of a CUDA function's head may stand in several lines
     starts = r"^[ \t]*(?:def|class) (\w+)|\bvoid\s+(?:__\w+__\s*\([^)]*\)\s*)?(?!__)(\w+)\s*\("
+    starts += r"|\b__device__\s[\w\s*&]*?(\w+)\s*\("
     found = re.findall(starts, "\n".join(lines[:number]), re.M)
     return "".join(found[-1]) if found else lines[number - 1].strip()
 
