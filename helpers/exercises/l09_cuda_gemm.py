@@ -376,7 +376,7 @@ def _layer(d, m: int, n: int, k: int) -> tuple:
 
 
 _AROUND = ("fence", "commit_group", "wait_group")
-_MEETINGS = r"\b(?:bar|barrier)(?:\.cta)?(?:\.warp)?\.sync|\bmbarrier\.arrive\.(?!expect_tx)"
+_MEETINGS = r"\b(?:bar|barrier)(?:\.cta)?\.sync|\bmbarrier\.arrive\.(?!expect_tx)"
 """Barriers in PTX at which a warp can tell others that it is done: those of a block, and plain arrivals."""
 
 two_stages = Exercise(
