@@ -473,7 +473,7 @@ two_stages = Exercise(
             "tells the compiler where that is?",
         ),
     },
-    seconds=4,
+    seconds=5,
 )
 
 
