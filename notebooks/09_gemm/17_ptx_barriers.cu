@@ -1,7 +1,7 @@
 // 17 ptx_barriers: barriers that are asked by parity need no arrivals of those who wait.
 //
-// The step from 16: `cuda::barrier` lets a thread wait only for a phase in which it has itself arrived: hundreds of
-// arrivals a step. The instruction beneath it asks for a phase by its parity, so a full barrier expects the producer
+// The step from 16: `cuda::barrier` has a thread wait with the token that it got for arriving: hundreds of arrivals a
+// step. The instruction beneath it asks for a phase by its parity, so a full barrier expects the producer
 // alone, and an empty one a thread of each consumer.
 // Expected: hundreds of instructions a step less, and products that begin as soon as their tiles are there.
 
