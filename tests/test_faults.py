@@ -22,7 +22,7 @@ from jupyter_client.manager import KernelManager
 
 from helpers import ROOT, child, machine, notebooks
 from helpers.checks import Verdict, judge, rules, sanitizer
-from helpers.checks.findings import raised
+from helpers.checks.findings import failed, raised
 from helpers.checks.judge import Stopped, Trial
 from helpers.exercises import every
 from tests.answers import edited, solved
@@ -315,6 +315,17 @@ def test_two_checks_at_once_in_processes(tmp_path):
             time.sleep(0.3)
         theirs = json.loads(other.stdout.read())
     assert (theirs["exercise"], theirs["passed"]) == ("masked-add", True), theirs
+
+
+def test_a_compiler_that_crashes_is_told_from_an_answer_that_does():
+    for file, kind, said in (
+        ("nvrtc.py", "compile", "The compiler itself was ended by SIGSEGV"),
+        ("cpu.py", "crash", "It was ended by SIGSEGV"),
+    ):
+        trace = f'Thread 0x1 (most recent call first):\n  File "/helpers/cuda/{file}", line 9 in run\n'
+        trace += '  File "answer.py", line 1 in f'
+        found = failed({}, child.Result(None, "", trace, None, 11, False, 0.1), "def f(): pass")
+        assert found.kind == kind and found.message.startswith(f"{said} in line 1 of `f`")
 
 
 def test_what_a_gpu_says_comes_in_one_sentence():

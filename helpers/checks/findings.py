@@ -108,6 +108,10 @@ def failed(last: dict, done: child.Result, text: str) -> Finding:
             said += "to expect, and where it waits for the parity of that phase, not of another."
         return Finding("timeout", said)
     while_ = " while its definitions were run" * (last.get("event") == "import")
+    if done.signal and re.search(r'recent call first\):\n *File "[^"]*/cuda/nvrtc\.py"', done.stderr):
+        said = f"The compiler itself was ended by {signal.Signals(done.signal).name}{where}, so it names no line."
+        said += " Look for inline PTX whose operands make no sense, such as a descriptor of zero."
+        return Finding("compile", said)
     if done.signal:
         said = f"It was ended by {signal.Signals(done.signal).name}{while_}{where}."
         if done.signal == signal.SIGKILL:

@@ -1,6 +1,7 @@
 """Lab 09: products in CUDA C, from a tile in shared memory to two stages of a pipeline that feeds tensor cores."""
 
 import re
+from collections.abc import Callable
 from math import ceil
 
 import torch
@@ -45,6 +46,7 @@ row_distances = Exercise(
         ),
         Case("one row and one row", lambda d: (d(1, 19), d(1, 19))),
         Case("rows of one number", lambda d: (d(19, 1), d(33, 1))),
+        Case("rows of 500, far longer than a tile", lambda d: (d(3, 500), d(2, 500))),
         Case("rows without numbers: their distance is 0", lambda d: (d(5, 0), d(7, 0)), exact=True),
         Case("no rows", lambda d: (d(0, 9), d(4, 9))),
         Case("the last row of x beyond element 2^32", lambda d: (far(d(3, 20), 2**32), d(18, 20)), memory_bytes=FAR),
@@ -90,7 +92,7 @@ def _weight_gradient(x, g):
 
 
 def _turns(k: int) -> int:
-    """k rounded up to 32: room for tiles that are 8, 16 or 32 deep."""
+    """k rounded up to 32: room for tiles that are 8, 16 or 32 deep. (For tiles of 128 x 128 it is in the limits.)"""
     return 32 * ceil(k / 32)
 
 
@@ -106,7 +108,7 @@ weight_gradient = Exercise(
     reference=_weight_gradient,
     scale=lambda x, g: x.abs().T @ g.abs(),
     cases=(
-        Case("32 tokens, 64 x 128: whole tiles", lambda d: (d(32, 64), d(32, 128)), seen=True),
+        Case("32 tokens, 128 x 128: whole tiles", lambda d: (d(32, 128), d(32, 128)), seen=True),
         Case("45 tokens, 70 x 61: no multiples of the tile", lambda d: (d(45, 70), d(45, 61)), seen=True),
         Case("100 tokens, small integers", lambda d: (d(100, 64), d(100, 64)), kind="integers", exact=True),
         Case("far from zero", lambda d: (d(40, 33), d(40, 66)), kind="offset"),
@@ -115,6 +117,7 @@ weight_gradient = Exercise(
             "rows that lie further apart than they are long, each by its own pitch",
             lambda d: (padded(d(20, 68), 3), padded(d(20, 40), 60)),
         ),
+        Case("500 tokens, far more than a tile holds", lambda d: (d(500, 3), d(500, 2))),
         Case("one token", lambda d: (d(1, 65), d(1, 3))),
         Case("one element", lambda d: (d(1, 1), d(1, 1))),
         Case("no tokens: the gradient is 0", lambda d: (d(0, 9), d(0, 70)), exact=True),
@@ -140,7 +143,7 @@ weight_gradient = Exercise(
         ),
         Limit(
             "shared_requests",
-            lambda x, g: ceil(x.shape[1] / 64) * ceil(g.shape[1] / 64) * _turns(x.shape[0]) * 90,
+            lambda x, g: ceil(x.shape[1] / 128) * ceil(g.shape[1] / 128) * _turns(x.shape[0]) * 360,
             "too-slow",
             "The warps go to shared memory {fact} times, and {most} times are enough: load four elements of either "
             "tile into registers, and make sixteen products of them.",
@@ -175,7 +178,8 @@ def _gram(x):
 
 
 def _blocks(x) -> int:
-    return ceil(x.shape[0] / 64) ** 2
+    """Blocks of 64 x 64 results, of which those who make 128 x 128 in a block do four, also where they need one."""
+    return 4 * ceil(x.shape[0] / 128) ** 2
 
 
 gram = Exercise(
@@ -189,12 +193,13 @@ gram = Exercise(
     reference=_gram,
     scale=lambda x: x.abs() @ x.abs().T,
     cases=(
-        Case("64 rows of 32: one block", lambda d: (d(64, 32),), seen=True),
+        Case("128 rows of 32: whole tiles", lambda d: (d(128, 32),), seen=True),
         Case("70 rows of 20: no multiples of the tile", lambda d: (d(70, 20),), seen=True),
         Case("65 rows of 36, small integers", lambda d: (d(65, 36),), kind="integers", exact=True),
         Case("far from zero", lambda d: (d(40, 64),), kind="offset"),
         Case("rows of four numbers", lambda d: (d(67, 4),), kind="outliers"),
         Case("rows that lie further apart than they are long", lambda d: (padded(d(61, 44), 20),)),
+        Case("rows of 500, far longer than a tile", lambda d: (d(3, 500),)),
         Case("one row", lambda d: (d(1, 48),)),
         Case("rows without numbers: their products are 0", lambda d: (d(6, 0),), exact=True),
         Case("no rows", lambda d: (d(0, 8),)),
@@ -237,9 +242,9 @@ gram = Exercise(
         "A row of the tile is four pieces of 16 bytes, half of the 32 banks. So rows r and r + 2 meet the same banks. "
         "A longer row mends the reads and breaks the stores. But a row's four pieces may stand in any order, and the "
         "order may change from one pair of rows to the next.",
-        "Piece q of row r stands at place q ^ (r / 2 % 4) of its row: at = 16 * r + 4 * (q ^ (r / 2 % 4)), for stores "
-        "and for reads. A thread loads row t / 4, piece t % 4 of either tile; it makes the results of rows ty + 16 * i "
-        "and columns tx + 16 * j, and for each piece p reads four float4 of either tile.",
+        "Piece q of row r stands at place q ^ (r / 2 % 4) of its row: counted in float4, at = 4 * r + (q ^ (r / 2 % "
+        "4)), for stores and for reads. A thread loads row t / 4, piece t % 4 of either tile; it makes the results of "
+        "rows ty + 16 * i and columns tx + 16 * j, and for each piece p reads four float4 of either tile.",
     ),
     hints_for={
         "crash": (
@@ -375,9 +380,44 @@ def _layer(d, m: int, n: int, k: int) -> tuple:
     return d(m, k, dtype=torch.float16), d(n, k, dtype=torch.float16), d(m, n)
 
 
-_AROUND = ("fence", "commit_group", "wait_group")
-_MEETINGS = r"\b(?:bar|barrier)(?:\.cta)?\.sync|\bmbarrier\.arrive\.(?!expect_tx)"
-"""Barriers in PTX at which a warp can tell others that it is done: those of a block, and plain arrivals."""
+_STEPS = re.compile(
+    r"^(?P<label>\$L__\w+):|\bbra(?:\.uni)?\s+(?P<to>\$L__\w+)|(?P<W>\bmbarrier\.(?:try|test)_wait)|"
+    r"(?P<M>\bwgmma\.mma_async)|(?P<C>\bwgmma\.commit_group)|(?P<F>\bwgmma\.wait_group)|"
+    r"(?P<B>\b(?:bar|barrier)(?:\.cta)?\.sync|\bmbarrier\.arrive\.(?!expect_tx))|(?P<T>\bcp\.async\.bulk\.tensor)",
+    re.M,
+)
+
+
+def _steps(ptx: str) -> tuple[str, list[str]]:
+    """What a kernel does, a letter an instruction, and what each of its outermost loops around products does.
+
+    W waits at an mbarrier, M multiplies, C commits, F waits for products, T asks for a tile; B is a barrier at which a
+    warp can tell others that it is done: one of a block, or a plain arrival.
+    """
+    steps, labels, loops = "", {}, set()
+    for found in _STEPS.finditer(ptx):
+        if found["label"]:
+            labels[found["label"]] = len(steps)
+        elif not found["to"]:
+            steps += found.lastgroup
+        elif "M" in steps[(begin := labels.get(found["to"], len(steps))) :]:
+            loops.add((begin, len(steps)))
+    outer = [a for a in loops if not any(a != b and b[0] <= a[0] and a[1] <= b[1] for b in loops)]
+    return steps, [steps[begin:end] for begin, end in outer] or [steps]
+
+
+def _each_turn(*letters: str) -> Callable:
+    """For a `Look`: whether a kernel does these things in each loop around products."""
+    return lambda kernels: any(all(x in turn for turn in _steps(k.ptx)[1] for x in letters) for k in kernels)
+
+
+def _refills_after_a_barrier(kernels: list) -> bool:
+    """Whether one kernel has a barrier for this, and where products and copies share a loop it lies between them."""
+    for steps, turns in (_steps(k.ptx) for k in kernels):
+        if steps.count("B") > 1 and not any(re.search("M[^B]*T", 2 * turn) for turn in turns):
+            return True
+    return False
+
 
 two_stages = Exercise(
     name="two-stages",
@@ -407,24 +447,30 @@ two_stages = Exercise(
                 "The compiled kernel asks for no tile by TMA: bring the tiles with `load`.",
             ),
             Look(
-                "waits at an mbarrier",
-                holds(r"\bSYNCS\.PHASECHK"),
+                "waits at an mbarrier in each turn",
+                _each_turn("W"),
                 "race",
-                "The compiled kernel never waits at an mbarrier, so nothing says when a tile has arrived.",
+                "Not every turn of the compiled kernel waits at an mbarrier, so nothing says when a tile has arrived.",
             ),
             Look(
-                "a fence before the products, a commit and a wait behind them",
-                lambda kernels: any(all(f"wgmma.{call}" in k.ptx for call in _AROUND) for k in kernels),
+                "a fence before the products, a commit and a wait behind them in each turn",
+                lambda kernels: any("wgmma.fence" in k.ptx and _each_turn("C", "F")([k]) for k in kernels),
                 "race",
                 "Products of wgmma want `begin` before them, `commit` and `finish` behind them, in each turn: one of "
                 "the three is missing, so nothing says when registers and tiles may be used again.",
             ),
             Look(
                 "a barrier before a stage is filled again",
-                lambda kernels: any(len(re.findall(_MEETINGS, k.ptx)) > 1 for k in kernels),
+                _refills_after_a_barrier,
                 "race",
-                "The compiled kernel has no barrier but that of its beginning: a stage may be filled again while other "
-                "warps still multiply what it holds.",
+                "Between the products of a turn and the next `load` the compiled kernel has no barrier of all warps: a "
+                "stage may be filled again while others still multiply what it holds.",
+            ),
+            Look(
+                "functions that return what they should",
+                lambda kernels: not any("missing return statement" in k.log for k in kernels),
+                "compile",
+                "A function that is to return a value, such as `descriptor`, ends without `return`.",
             ),
             NO_SPILLS,
             NOT_SERIALIZED,
