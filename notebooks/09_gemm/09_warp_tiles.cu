@@ -60,11 +60,12 @@ __device__ void fetch(Carried& next, int k0, int N) {
     next.from_b += (size_t)BK * N;
 }
 
-// Where row r of a lies in row kk of tile_a: what a warp stores at once goes to different banks, without padding.
+// Where row r of a lies in row kk of tile_a: what a warp stores at once goes to different banks. The padding stays, too:
+// without it ptxas finds a schedule for this loop that waits longer.
 __device__ int place(int r, int kk) { return r ^ (kk / 4 * ROWS_AT_ONCE); }
 
 // Registers to shared memory: a's part is turned on the way.
-__device__ void put(const Carried& next, float (*tile_a)[BM], float (*tile_b)[BN]) {
+__device__ void put(const Carried& next, float (*tile_a)[BM + 4], float (*tile_b)[BN]) {
 #pragma unroll
     for (int i = 0; i < OF_A; i++) {
         int at = i * THREADS + threadIdx.x, r = at / (BK / 4), kk = at % (BK / 4) * 4;
@@ -81,7 +82,7 @@ __device__ void put(const Carried& next, float (*tile_a)[BM], float (*tile_b)[BN
 }
 
 // What a thread multiplies for one k: shared memory to registers.
-__device__ void read(float* from_a, float* from_b, float (*tile_a)[BM], float (*tile_b)[BN], int kk, int y, int x) {
+__device__ void read(float* from_a, float* from_b, float (*tile_a)[BM + 4], float (*tile_b)[BN], int kk, int y, int x) {
 #pragma unroll
     for (int i = 0; i < TM; i += 4) *(float4*)&from_a[i] = *(float4*)&tile_a[kk][place(y + i / 4 * DOWN, kk)];
 #pragma unroll
@@ -91,7 +92,7 @@ __device__ void read(float* from_a, float* from_b, float (*tile_a)[BM], float (*
 // __restrict__: c is neither a nor b, so loads may be moved past stores; their addresses take fewer instructions.
 extern "C" __global__ __launch_bounds__(THREADS, BLOCKS)
 void gemm(const float* __restrict__ a, const float* __restrict__ b, float* __restrict__ c, int M, int N, int K) {
-    __shared__ alignas(16) float tile_a[2][BK][BM], tile_b[2][BK][BN];
+    __shared__ alignas(16) float tile_a[2][BK][BM + 4], tile_b[2][BK][BN];
     int row0 = blockIdx.y * BM, col0 = blockIdx.x * BN;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // neighbouring lanes share columns of b, the next but one rows of a: a float4 for each lane takes 2 passes, not 4
