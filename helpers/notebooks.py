@@ -217,7 +217,9 @@ def _outputs(cell) -> list[dict]:
         elif "data" in new:
             if WIDGET in new["data"]:  # its state is not saved: a reader without a kernel gets a sentence instead
                 del new["data"][WIDGET]
-                new["data"]["text/plain"] = "(interactive: run this cell)"
+                drawn = any("image/png" in before.get("data", ()) for before in kept)
+                still = "; the picture above is the same, standing still" if drawn else ""
+                new["data"]["text/plain"] = f"(interactive: run this cell{still})"
             if not any(new["data"].values()):  # a progress bar that has vanished
                 continue
             if new["output_type"] == "execute_result":

@@ -55,7 +55,7 @@ def table(rows: list[dict], columns: list[str] | None = None, caption: str = "")
     """A table of `rows` (dicts); `columns` chooses and orders the keys. Numbers are shown to 4 significant digits."""
     columns = columns or list(dict.fromkeys(k for row in rows for k in row))
     cells = [[number(row.get(c, "")) for c in columns] for row in rows]
-    right = [all(isinstance(r.get(c, 0), int | float) for r in rows) for c in columns]
+    right = [all(_is_number(r.get(c, 0)) for r in rows) for c in columns]
     head = "".join(
         f'<th style="{_CELL.format("right" if r else "left")}">{_escape(c)}</th>'
         for c, r in zip(columns, right, strict=True)
@@ -80,6 +80,11 @@ def table(rows: list[dict], columns: list[str] | None = None, caption: str = "")
 
     text = "\n".join([*([caption] if caption else []), line(columns), *map(line, cells)])
     return _Both(f"{top}<table{label}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", text)
+
+
+def _is_number(value) -> bool:
+    """Whether it may stand in a column of numbers: one, or what says that there is none."""
+    return isinstance(value, int | float) or (isinstance(value, str) and value in ("", "–"))
 
 
 def number(value) -> str:

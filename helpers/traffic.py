@@ -21,6 +21,7 @@ from glob import glob
 from pathlib import Path
 
 from . import child, cuda, interpreter, locks, machine, show, source
+from .cuda import nvrtc
 from .records import Measurement
 
 READ, WRITTEN, DURATION = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"
@@ -73,7 +74,7 @@ def measured(*functions: Callable[[], object], given: dict | None = None) -> dic
     Memory copies and fills that the driver does without a kernel are counted too, because the counters are read
     around the call as a whole. Errors: `machine.NotReady` without a GPU, Nsight Compute or permission to count.
     """
-    rows = _ncu(functions, [READ, WRITTEN], ["--replay-mode", "app-range"], repeats=1, given=given)
+    rows = _ncu(functions, [READ, WRITTEN], ["--replay-mode", "app-range"], repeats=1, given=given, marker=False)
     return {
         f.__name__: Bytes(*(int(_value(row, m)) for m in (READ, WRITTEN)))
         for f, row in zip(functions, rows, strict=True)
@@ -141,16 +142,10 @@ STALLS = {
     "not_selected": "ready while another warp was chosen",
     "selected": "issuing",
     "no_instruction": "waiting for the next instruction to be fetched",
-    "branch_resolving": "waiting for a branch",
     "dispatch_stall": "held up by the dispatcher",
-    "drain": "waiting for its stores to be written",
-    "imc_miss": "waiting for a constant",
-    "membar": "waiting at a memory fence",
-    "misc": "other",
-    "sleeping": "asleep",
-    "tex_throttle": "waiting for room in the queue to the texture unit",
 }
-"""What Nsight Compute calls the states of a warp, in words."""
+"""What Nsight Compute calls the states of a warp, in words; rare ones are left out, since each costs a counter, and the
+more counters there are, the more often a kernel is run again."""
 
 _COUNTED = {
     "ns": DURATION,
@@ -172,9 +167,10 @@ class Counters:
     """What the hardware counted while one kernel ran.
 
     us: its time. occupancy, tensor_busy, fma_busy: percent of the warps that an SM can hold, and of the cycles in which
-    tensor cores, or the multiply-adds of CUDA cores, were at work. dram_read, dram_written, l2_bytes: bytes between
-    DRAM and L2, and between L2 and the SMs. conflicts: extra passes over shared memory, for bank conflicts, for each
-    that was needed. stalls: what warps did or waited for, (words, percent of their time), the five longest.
+    tensor cores, or the multiply-adds of CUDA cores, were at work. dram_read, dram_written: bytes between DRAM and L2.
+    l2_bytes: bytes that L2's slices looked up, for SMs or for the other half of L2; requests that were joined on their
+    way count once. conflicts: extra passes over shared memory, for bank conflicts, for each that was needed. stalls:
+    what warps did or waited for, (words, percent of their time), the five longest.
     """
 
     function: str
@@ -198,23 +194,26 @@ class Counters:
             f"Tensor cores at work {self.tensor_busy:.0f}% of the time, "
             f"multiply-adds of CUDA cores {self.fma_busy:.0f}%.",
             f"DRAM: {self.dram_read / 1e6:.0f} MB read, {self.dram_written / 1e6:.0f} MB written; "
-            f"between L2 and the SMs {self.l2_bytes / 1e6:.0f} MB.",
+            f"L2's slices looked up {self.l2_bytes / 1e6:.0f} MB.",
             f"Shared memory: {self.conflicts:.2f} extra passes, for bank conflicts, for each that was needed.",
             f"How its warps spend their time: {waits}.",
         ]
 
 
 def counters(*functions: Callable[[], object]) -> str:
-    """What the hardware counted while each function's longest kernel ran, a line of JSON each: for `records.text`,
-    and `read_counters` makes `Counters` of it. One process for all of them."""
+    """What the hardware counted while each function's kernel ran, a line of JSON each: for `records.text`, and
+    `read_counters` makes `Counters` of it. One process for all of them. Each starts one kernel, else RuntimeError:
+    a second one, to tell calls apart, would be run as often as the first, once for every few counters."""
     counted = {n: m for n, m in _COUNTED.items() if n != "gmma" or machine.here().arch == "sm_90"}
-    rows = _ncu(functions, list(counted.values()), ["--profile-from-start", "off"], repeats=1)
+    rows = _ncu(functions, list(counted.values()), ["--profile-from-start", "off"], repeats=1, warm=1, marker=False)
+    if len(rows) != len(functions):
+        raise RuntimeError(f"{len(functions)} functions started {len(rows)} kernels; for counters each starts one.")
     lines = []
-    for function, ((*kernels,),) in zip(functions, _by_call(rows, len(functions), 1), strict=True):
-        row = max(kernels, key=lambda row: _value(row, DURATION))
+    for function, row in zip(functions, rows, strict=True):
         found = {name: _value(row, metric) for name, metric in counted.items()}
         total = found["latency"]
         waits = {words: 100 * found[reason] / total for reason, words in STALLS.items() if reason in found}
+        waits["other"] = 100 - sum(waits.values())
         lines.append(
             Counters(
                 function.__name__,
@@ -245,7 +244,7 @@ _SCRIPT = """
 import torch as _torch
 _functions, _repeats, _marker = [{names}], {repeats}, {marker}
 for _f in _functions:
-    for _ in range(3):
+    for _ in range({warm}):
         _f()
     _torch.cuda.synchronize()
     for _ in range(_repeats):
@@ -258,17 +257,26 @@ for _f in _functions:
 """
 
 
-def _ncu(functions, metrics: list[str], options: list[str], repeats: int, given: dict | None = None) -> list[dict]:
-    """Rows of Nsight Compute's table for a copy of this notebook's code that calls `functions`."""
+def _ncu(
+    functions,
+    metrics: list[str],
+    options: list[str],
+    repeats: int,
+    given: dict | None = None,
+    warm: int = 3,
+    marker: bool = True,
+) -> list[dict]:
+    """Rows of Nsight Compute's table for a copy of this notebook's code that calls `functions`: `warm` times before
+    it counts, then `repeats` times, each with a `marker` kernel after it or without."""
     if not machine.gpu():
         raise machine.NotReady(
             "DRAM counters are a GPU's, and this is CPU mode.",
             "records.figures(measure, ids...) shows the recorded figure here",
         )
     names = [f.__name__ for f in functions]
-    marker = "app-range" not in options
     replaced = "".join(f"\n{name} = {value!r}" for name, value in (given or {}).items())
-    text = source.live(*names) + replaced + _SCRIPT.format(names=", ".join(names), repeats=repeats, marker=marker)
+    script = _SCRIPT.format(names=", ".join(names), warm=warm, repeats=repeats, marker=marker)
+    text = source.live(*names) + replaced + script
     about = [text, metrics, options, machine.here().name, machine.versions()]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     cached = machine.cache("ncu") / f"{key}.json"
@@ -282,8 +290,9 @@ def _ncu(functions, metrics: list[str], options: list[str], repeats: int, given:
         locks.exclusive("bytes and kernels, under Nsight Compute"),
         show.working(f"Nsight Compute: {', '.join(names)}"),
     ):
-        script = Path(folder) / "profiled.py"
-        script.write_text(text)
+        script, compiled = Path(folder) / "profiled.py", Path(folder) / "compiled"
+        nvrtc.write_binaries(compiled)  # the copy need not compile what this process has
+        script.write_text(f"from helpers.cuda import nvrtc as _nvrtc\n_nvrtc.read_binaries({str(compiled)!r})\n" + text)
         # Inductor's pool of compilers would be started under the profiler too
         env = {"HELPERS_MODE": "gpu", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         rows = _rows([sys.executable, str(script)], metrics, options, env)

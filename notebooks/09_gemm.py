@@ -11,7 +11,6 @@ All tensors are contiguous, on the current GPU (on the CPU in CPU mode, for the 
 the launch is on torch's current stream.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import ceil
@@ -326,6 +325,7 @@ def linear_gelu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, out=None) -> 
 
 def compiled(rungs=RUNGS, arch: str = "") -> dict[int, cuda.Binary]:
     """The rungs that are for `arch` (by default this machine's), compiled side by side, by number."""
-    chosen = [r for r in rungs if not r.why_not(arch or machine.here().arch)]
-    with ThreadPoolExecutor() as pool:
-        return dict(zip([r.number for r in chosen], pool.map(lambda r: r.binary(arch), chosen), strict=True))
+    arch = arch or machine.here().arch
+    chosen = [r for r in rungs if not r.why_not(arch)]
+    made = cuda.compile_all((r.code, arch, r.options(arch)) for r in chosen)
+    return dict(zip([r.number for r in chosen], made, strict=True))

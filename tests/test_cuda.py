@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from helpers import cuda, machine, traffic
-from helpers.cuda import translate
+from helpers.cuda import nvrtc, translate
 
 DEVICE = machine.device()
 on_cpu = pytest.mark.skipif(machine.gpu(), reason="what a GPU does with this kernel is undefined")
@@ -276,6 +276,22 @@ def test_wgmma_compiles_for_sm_90a_only():
     assert cuda.compile(code, options=("-arch=sm_90a",)).arch == "sm_90a"
     with pytest.raises(cuda.CompileError):
         cuda.compile(code, arch="sm_90")
+
+
+def test_several_compiled_together_are_what_each_is_alone_and_travel_to_another_process(tmp_path):
+    code = 'extern "C" __global__ void k(float* x) {{ x[0] = {}; }}'
+    asked = [(code.format(n), "sm_90", ("-DTOGETHER", "-arch=sm_90a")) for n in (1, 2, 1)]
+    together = cuda.compile_all(asked)
+    assert together[0] is together[2] is cuda.compile(*asked[0]) and together[1].code == asked[1][0]
+    with pytest.raises(cuda.CompileError) as caught:
+        cuda.compile_all([(code.format("good" if n else "bad"), "sm_90") for n in range(2)])
+    assert '"bad" is undefined' in str(caught.value)
+    kept = dict(nvrtc._binaries)
+    nvrtc.write_binaries(tmp_path / "made")
+    nvrtc._binaries.clear()
+    assert cuda.compile(*asked[0]).cubin == together[0].cubin
+    nvrtc.read_binaries(tmp_path / "made")
+    assert nvrtc._binaries == kept
 
 
 # ---- arguments

@@ -100,8 +100,7 @@ def test_counters_become_sentences_and_travel_as_text(monkeypatch, tmp_path):
         traffic._COUNTED["selected"]: "1",
         traffic._COUNTED["long_scoreboard"]: "2",
     }
-    table = [{"Kernel Name": name} | values | {traffic.DURATION: ns} for name, ns in (("fill(int)", "900"),
-             ("gemm(float)", "190,000"), ("spin_kernel", "1"))]  # fmt: skip
+    table = [{"Kernel Name": "gemm(float)"} | values | {traffic.DURATION: "190,000"}]
     columns = list(table[0])
     text = "\n".join(",".join(f'"{row[c]}"' for c in columns) for row in [dict(zip(columns, columns, strict=True)),
                      dict.fromkeys(columns, ""), *table])  # fmt: skip
@@ -120,4 +119,6 @@ def test_counters_become_sentences_and_travel_as_text(monkeypatch, tmp_path):
     assert (found.kernel, found.us, found.registers, found.conflicts) == ("gemm", 190.0, 128, 0.25)
     assert found.stalls[:2] == (("waiting for wgmma", 50.0), ("waiting for global memory or L2", 25.0))
     said = " ".join(found.sentences())
+    with pytest.raises(RuntimeError, match="2 functions started 1 kernels; for counters each starts one"):
+        traffic.counters(product, product)
     assert "Occupancy 25%, 128 registers" in said and "67 MB read" in said and "waiting for wgmma 50%" in said

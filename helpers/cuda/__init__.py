@@ -12,7 +12,7 @@ unmodified source is compiled with g++ and run for its values; `Kernel.trace` an
 from .arguments import BadArgument, LaunchError
 from .faults import AssertFailed, Deadlock, KernelError, OutOfBounds
 from .module import Kernel, RawModule
-from .nvrtc import Binary, CompileError, Resources, compile, tool  # noqa: A004  (cuda.compile is its name)
+from .nvrtc import Binary, CompileError, Resources, compile, compile_all, tool  # noqa: A004  (cuda.compile: its name)
 from .tma import TensorMap, tensor_map
 from .trace import Access, Race, Trace, record
 
@@ -33,6 +33,7 @@ __all__ = [
     "TensorMap",
     "Trace",
     "compile",
+    "compile_all",
     "record",
     "tensor_map",
     "tool",

@@ -2,16 +2,20 @@
 
 import importlib.util
 import os
+import pickle
 import re
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from pathlib import Path
 
 from .. import machine
+from . import compiler
 
 FILE = "kernel.cu"
 """The name under which the reader's text is compiled: compilers and debuggers name its lines with it."""
@@ -112,18 +116,61 @@ def compile(  # noqa: A001  (the course's name for it: cuda.compile)
     name_expressions: C++ names to instantiate, such as "scale<float, 128>".
     Raises `CompileError` with the reader's line numbers, ValueError for an architecture NVRTC does not know.
     """
+    asked = _asked(code, arch, options, name_expressions)
+    if asked not in _binaries:
+        _binaries[asked] = _binary(asked, compiler.made(*_job(*asked)))
+    return _binaries[asked]
+
+
+def compile_all(asked: Iterable[tuple]) -> list[Binary]:
+    """`[compile(*one) for one in asked]`, but side by side, in as many processes as there are processors: in one
+    process NVRTC takes one text after the other. What does not compile raises as it would without this."""
+    asked = [_asked(*one) for one in asked]
+    missing = [one for one in dict.fromkeys(asked) if one not in _binaries]
+    count = min(len(os.sched_getaffinity(0)), len(missing))
+    if count > 1:
+        shares = [missing[i::count] for i in range(count)]
+        with ThreadPoolExecutor(count) as pool:
+            for share, made in zip(shares, pool.map(_apart, shares), strict=True):
+                _binaries.update({one: _binary(one, m) for one, m in zip(share, made, strict=False) if not m.status})
+    return [compile(*one) for one in asked]
+
+
+def _apart(share: list[tuple]) -> list[compiler.Made]:
+    """What a process of its own made of these; nothing where it failed."""
+    jobs = pickle.dumps([_job(*one) for one in share])
+    run = subprocess.run([sys.executable, "-P", compiler.__file__], input=jobs, capture_output=True)
+    return [compiler.Made(**fields) for fields in pickle.loads(run.stdout)] if not run.returncode else []
+
+
+def write_binaries(path: Path) -> None:
+    """Everything that this process has compiled, for `read_binaries` in a process that it starts."""
+    path.write_bytes(pickle.dumps(_binaries))
+
+
+def read_binaries(path: str) -> None:
+    """Take over what `write_binaries` wrote, so that it is not compiled again: a file of one's own, it is a pickle."""
+    _binaries.update(pickle.loads(Path(path).read_bytes()))
+
+
+_binaries: dict[tuple, Binary] = {}
+"""By what was asked for, as `_asked` gives it."""
+
+
+def _asked(code: str, arch: str | None = None, options: Sequence[str] = (), name_expressions: Sequence[str] = ()):
+    """What decides a compilation: code, architecture, the other options, names."""
     given = [o for o in options if not _ARCH_OPTION.match(o)]
     for option in options:
         if found := _ARCH_OPTION.match(option):
             arch = found[1]
-    return _compile(code, arch or machine.here().arch, tuple(given), tuple(name_expressions))
+    return code, arch or machine.here().arch, tuple(given), tuple(name_expressions)
 
 
 _ARCH_OPTION = re.compile(r"^(?:-arch|--gpu-architecture)=(\w+)$")
 
 
-@lru_cache(maxsize=256)
-def _compile(code: str, arch: str, options: tuple[str, ...], expressions: tuple[str, ...]) -> Binary:
+def _job(code: str, arch: str, options: tuple[str, ...], expressions: tuple[str, ...]) -> tuple:
+    """Arguments of `compiler.made`."""
     nvrtc = _nvrtc()
     _check_arch(nvrtc, arch)
     flags = [f"-arch={arch}", "--ptxas-options=-v", "-lineinfo"]
@@ -131,36 +178,29 @@ def _compile(code: str, arch: str, options: tuple[str, ...], expressions: tuple[
         flags.append("--no-cache")  # beside a driver it keeps what it compiled, and then reports no registers
     flags += [] if any(o.startswith(("-std", "--std")) for o in options) else ["-std=c++17"]
     flags += [*options, *(f"-I{folder}" for folder in include_folders())]
-    texts, headers = [t.encode() for t in _HEADERS.values()], [h.encode() for h in _HEADERS]
-    program = _value(nvrtc.nvrtcCreateProgram(code.encode(), FILE.encode(), len(headers), texts, headers))
-    try:
-        for expression in expressions:
-            _value(nvrtc.nvrtcAddNameExpression(program, expression.encode()))
-        status = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])[0]
-        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            found = _errors(log)
-            if "ptx input, line" in log:
-                found = _errors_in_ptx(log, _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)) or found
-            raise CompileError(code, found or [(0, f"{status.name}: {log.strip()}")], log)
-        ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
-        cubin = _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
-        names = {e: _value(nvrtc.nvrtcGetLoweredName(program, e.encode())).decode() for e in expressions}
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-    entries = _entries(ptx)
-    by_lowered = {lowered: name for name, lowered in names.items()}
+    return code, FILE, flags, _HEADERS, expressions
+
+
+def _binary(asked: tuple, made: compiler.Made) -> Binary:
+    code, arch, *_ = asked
+    if made.status:
+        found = _errors(made.log)
+        if made.ptx:
+            found = _errors_in_ptx(made.log, made.ptx) or found
+        raise CompileError(code, found or [(0, f"{made.status}: {made.log.strip()}")], made.log)
+    entries = _entries(made.ptx)
+    by_lowered = {lowered: name for name, lowered in made.names}
     lowered = {by_lowered.get(entry, _plain(entry)): entry for entry in entries}
-    resources = _resources(log)
+    resources = _resources(made.log)
     return Binary(
         code,
         arch,
-        ptx,
-        cubin,
+        made.ptx,
+        made.cubin,
         {n: Resources(*resources[e], *entries[e][1:]) for n, e in lowered.items()},
         {n: entries[e][0] for n, e in lowered.items()},
         lowered,
-        log,
+        made.log,
     )
 
 
@@ -297,7 +337,7 @@ def _plain(lowered: str) -> str:
 
 
 def _check_arch(nvrtc, arch: str) -> None:
-    known = _value(nvrtc.nvrtcGetSupportedArchs(), last=True)
+    known = compiler.value(nvrtc.nvrtcGetSupportedArchs(), last=True)
     found = re.fullmatch(r"(?:sm|compute)_(\d+)[af]?", arch)
     if not found or int(found[1]) not in known:
         version = ".".join(str(v) for v in nvrtc.nvrtcVersion()[1:])
@@ -355,20 +395,3 @@ def tool(name: str) -> str:
     if found := shutil.which(name):
         return found
     raise machine.NotReady(f"{name} was found neither in triton's wheel nor on the PATH.", "pip install triton")
-
-
-def _value(result: tuple, last: bool = False):
-    """The value of a binding's (status, value, ...) answer; an unexpected status is an error."""
-    if result[0].value != 0:
-        raise RuntimeError(f"NVRTC answered {result[0].name}.")
-    return result[-1] if len(result) > 1 or last else None
-
-
-def _bytes(size, get, program) -> bytes:
-    buffer = b" " * _value(size(program))
-    _value(get(program, buffer))
-    return buffer
-
-
-def _text(size, get, program) -> str:
-    return _bytes(size, get, program).rstrip(b"\0").replace(b"\0", b"\n").decode(errors="replace")

@@ -128,7 +128,9 @@ def bars(
         axes.barh(y, measurement.value, 0.65, color=PALETTE[y % len(PALETTE)])
         axes.errorbar(measurement.value, y, xerr=[[measurement.value - low], [highs[y] - measurement.value]],
                       color=BLACK, capsize=4, linewidth=1.4)  # fmt: skip
-        axes.annotate(number(measurement.value), (highs[y], y), (6, 0), textcoords="offset points", va="center",
+        across = known(limit) and 0 <= limit - highs[y] < widest / 10  # the label would stand on the dashed line
+        axes.annotate(number(measurement.value), (limit if across else highs[y], y), (6, 0),
+                      textcoords="offset points", va="center",
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
         said.append(f"{name} {number(measurement.value)} (quartiles {number(low)} to {number(highs[y])})")
     axes.set_yticks(range(len(names)), names)

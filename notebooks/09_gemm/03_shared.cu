@@ -2,7 +2,8 @@
 //
 // The step: the walk along k goes in pieces of BK. For each piece every thread loads one element of a and one of b,
 // the block waits, and multiplies what it shares. Elements outside the matrices are zeros, which add nothing.
-// Expected: a block of 32 x 32 asks L2 for 32 times fewer bytes than 02. But each product still costs two loads, now
+// Expected: a block of 32 x 32 asks global memory for 32 times fewer bytes than 02. Where L1 keeps what is loaded, as on
+// an H200, it had answered the repeats already, and L2 is asked for no less. And each product still costs two loads, now
 // from shared memory: less waiting, the same number of load instructions.
 
 #ifndef BM
