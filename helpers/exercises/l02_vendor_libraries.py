@@ -504,4 +504,340 @@ GROUPED_HEADS = Exercise(
     ),
 )
 
-EXERCISES = (TILE_WAVES, GEMM_LAYOUT, EPILOGUE, BATCHED_GEMM, ODD_EDGES, GROUPED_HEADS)
+# --------------------------------------------------------------------------------------------------- expert-products
+
+
+def expert_products_reference(x, w, owner):
+    return torch.einsum("tk,thk->th", x, w[owner])
+
+
+def _experts(tokens, experts, wide, hidden, of=None, x=lambda t: t, w=lambda t: t):
+    """x (tokens, wide), w (experts, hidden, wide), both bf16, and each token's owner, one of the experts `of`."""
+
+    def inputs(draw):
+        used = of or range(experts)
+        owner = torch.tensor([draw.random.choice(used) for _ in range(tokens)], dtype=torch.int64)
+        kind = "integers" if draw.kind == "integers" else "normal"
+        weights = draw(experts, hidden, wide, dtype=torch.bfloat16, kind=kind)
+        return x(draw(tokens, wide, dtype=torch.bfloat16)), w(weights), owner
+
+    return inputs
+
+
+def _experts_bytes(x, w, owner):
+    """Tokens brought into order and back, each read and written once more than by the product; places as integers."""
+    out = x.shape[0] * w.shape[1]
+    return 2 * (4 * x.numel() + 2 * w.numel() + 6 * out) + 160 * (x.shape[0] + w.shape[0])
+
+
+def expert_products_rival(x, w, owner):
+    import torch
+
+    y = torch.empty(len(x), w.shape[1], dtype=x.dtype, device=x.device)
+    for expert in range(len(w)):
+        mine = owner == expert
+        y[mine] = x[mine] @ w[expert].T
+    return y
+
+
+EXPERT_PRODUCTS = Exercise(
+    name="expert-products",
+    lab=LAB,
+    rung="library",
+    entry="expert_products",
+    title="Every token to its expert, in one grouped product",
+    form="rewrite",
+    made_of="torch",
+    reference=expert_products_reference,
+    low="bfloat16",
+    allow=ANY,
+    forbid=NUMBERS,
+    cases=(
+        Case("twelve tokens, three experts", _experts(12, 3, 16, 24), seen=True),
+        Case("an expert without tokens", _experts(20, 4, 16, 8, of=(0, 1, 3)), seen=True),
+        Case("neither the first nor the last expert is used", _experts(15, 5, 24, 16, of=(1, 3))),
+        Case("all tokens to one expert", _experts(9, 4, 32, 16, of=(2,))),
+        Case("more experts than tokens", _experts(5, 16, 16, 16)),
+        Case("one token", _experts(1, 6, 16, 40)),
+        Case("one expert", _experts(11, 1, 24, 8)),
+        Case("all sizes equal, so that a wrong transpose still fits, exact", _experts(8, 8, 8, 8), kind="integers",
+             exact=True),
+        Case("rows that lie further apart than they are long", _experts(14, 3, 16, 16, x=lambda t: padded(t, 8))),
+        Case("each weight stored column by column", _experts(14, 3, 16, 32, w=turned)),
+        Case("x far from zero", _experts(16, 4, 64, 16), kind="offset"),
+        Case("rare outliers in x", _experts(16, 4, 320, 16), kind="outliers"),
+        Case("2,048 tokens, 32 experts", _experts(2048, 32, 512, 256), mode="gpu"),
+    ),
+    limits=_limits(9, _experts_bytes),
+    speed=Speed(
+        expert_products_rival,
+        _experts(8192, 64, 1024, 512),
+        2.0,
+        "The answer reaches {share} times the speed of a loop over experts; at least {least} is asked for.",
+    ),
+    hints=(
+        "A grouped product wants the rows of each expert next to each other, and the places where each expert's rows "
+        "end. What does the loop spend its launches on instead?",
+        "Sorting the owners tells where each token goes. In the sorted owners the end of each expert is the place "
+        "where the next larger number would begin: also of an expert that owns nothing. When the product is done, "
+        "each row has to go back to its token.",
+        "owners, order = sort(owner); ends = for each expert the number of owners up to it, as int32 (a search in the "
+        "sorted owners, from the right); z = grouped product of x[order] and the weights' transposed view, with these "
+        "ends; y = empty, y[order] = z.",
+    ),
+)  # fmt: skip
+
+# --------------------------------------------------------------------------------------------------- two-convolutions
+
+
+def two_convolutions_reference(x, w1, b1, w2, b2):
+    conv = torch.nn.functional.conv2d
+    return conv(torch.relu(conv(x, w1, b1, padding=1)), w2, b2, padding=1)
+
+
+def two_convolutions_drive(answer, x, w1, b1, w2, b2):
+    """One call, and how each convolution's operands lie.
+
+    Facts: "convolutions"; "elsewhere": operands and results of theirs whose channels are not neighbours in memory;
+    "others": operators besides them that read a tensor and write memory.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Watch(TorchDispatchMode):
+        facts = {"convolutions": 0, "elsewhere": 0, "others": 0}
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            out = operator(*args, **(kwargs or {}))
+            read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            written = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            memory = {t.untyped_storage().data_ptr() for t in read}
+            name = operator.overloadpacket.__name__
+            if "conv" in name and "im2col" not in name:
+                self.facts["convolutions"] += 1
+                images = [t for t in read if t.dim() == 4]
+                self.facts["elsewhere"] += sum(not t.is_contiguous(memory_format=torch.channels_last) for t in images)
+            elif read and name not in ("new_zeros", "new_empty", "zeros_like", "empty_like", "zero_", "fill_"):
+                new = [t for t in written if t.untyped_storage().data_ptr() not in memory]
+                self.facts["others"] += bool(written and (new or operator._schema.is_mutable))
+            return out
+
+    with torch.no_grad(), Watch() as watch:
+        y = answer(x, w1, b1, w2, b2)
+    return y, watch.facts
+
+
+def two_convolutions_judge(inputs, outputs, facts):
+    if facts["contiguous"]:
+        return []
+    said = "The result's values are right, but it does not lie as x does: image by image, channel by channel (NCHW)."
+    return [("wrong-shape", said)]
+
+
+def _images(n, c, middle, out, height, width):
+    """x as NCHW; filters and biases, the filters stored channels last, as a model keeps them."""
+
+    def inputs(draw):
+        def filters(to, come):
+            w = draw(to, come, 3, 3, kind="integers" if draw.kind == "integers" else "normal")
+            w = w if draw.kind == "integers" else w / (9 * come) ** 0.5
+            return w.to(HALF).to(memory_format=torch.channels_last), draw(to, dtype=HALF, kind="integers")
+
+        return draw(n, c, height, width, dtype=HALF), *filters(middle, c), *filters(out, middle)
+
+    return inputs
+
+
+def two_convolutions_rival(x, w1, b1, w2, b2):
+    import torch
+
+    conv = torch.nn.functional.conv2d
+    x = x.to(memory_format=torch.channels_last)
+    return conv(conv(x, w1, b1, padding=1).relu_(), w2, b2, padding=1).contiguous()
+
+
+TWO_CONVOLUTIONS = Exercise(
+    name="two-convolutions",
+    lab=LAB,
+    rung="library",
+    entry="two_convolutions",
+    title="The fastest of three ways to call two convolutions",
+    form="rewrite",
+    made_of="torch",
+    reference=two_convolutions_reference,
+    low="bfloat16",
+    allow=ANY,
+    forbid=NUMBERS,
+    drive=two_convolutions_drive,
+    judge=two_convolutions_judge,
+    cases=(
+        Case("two images of 16 channels", _images(2, 16, 24, 16, 6, 7), seen=True),
+        Case("one image", _images(1, 8, 16, 8, 5, 5), seen=True),
+        Case("square, as many channels as pixels in a row", _images(2, 8, 8, 8, 8, 8)),
+        Case("few channels, exact", _images(2, 2, 2, 2, 4, 5), kind="integers", exact=True),
+        Case("three channels in", _images(2, 3, 16, 8, 6, 5)),
+        Case("one pixel high", _images(3, 8, 8, 16, 1, 9)),
+        Case("images far from zero", _images(1, 8, 16, 8, 6, 6), kind="offset"),
+        Case("rare outliers", _images(2, 8, 16, 8, 7, 7), kind="outliers"),
+        Case("32 channels, 28 × 28", _images(4, 32, 64, 32, 28, 28), mode="gpu"),
+    ),
+    limits=(
+        Limit(
+            "elsewhere",
+            lambda *inputs: 0,
+            "too-slow",
+            "{fact} of the images and filters that reached a convolution do not have the channels of a pixel next to "
+            "each other, so the library has to move them before its tensor cores can start.",
+        ),
+        Limit(
+            "others",
+            lambda *inputs: 3,
+            "too-many-kernels",
+            "Besides the convolutions {fact} operators ran, where {most} will do: each of the others is a trip through "
+            "memory.",
+        ),
+        Limit("convolutions", lambda *inputs: 2, "too-many-kernels", "{fact} convolutions ran, where {most} will do."),
+    ),
+    speed=Speed(
+        two_convolutions_rival,
+        _images(32, 128, 128, 128, 56, 56),
+        0.8,
+        "The answer reaches {share} of the speed of one that changes the layout once, before the first convolution, "
+        "and once after the second; {least} is asked for.",
+    ),
+    hints=(
+        "Follow one image through each of the three ways in the table: how often do its bytes change their order, "
+        "whoever does it?",
+        "A convolution's result lies as its input did, and so does what an elementwise operator makes of it. So a "
+        "layout that was changed once stays, until somebody asks for another.",
+        "x to channels last; convolution; relu; convolution; contiguous.",
+    ),
+)
+
+# --------------------------------------------------------------------------------------------------- attention-backend
+
+SIZES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+
+
+def attention_backend_reference(call, backends):
+    (batch, heads, queries, dim), (_, kv_heads, keys, _), value = call["q"], call["k"], call["v"][3]
+
+    def against(b):
+        def fits(size):
+            return size <= b["most"] and size % b["multiple"] == 0
+
+        return [
+            word
+            for word, fault in (
+                ("dtype", call["dtype"] not in b["dtypes"]),
+                ("head", not fits(dim)),
+                ("value", not fits(value) or value != dim and not b["other_value"]),
+                ("mask", call["mask"] not in b["masks"]),
+                ("groups", heads != kv_heads and not b["groups"]),
+            )
+            if fault
+        ]
+
+    refused = {}
+    for b in backends:
+        if not (why := against(b)):
+            return {"backend": b["name"], "refused": refused, "extra_bytes": 0}
+        refused[b["name"]] = why
+    scores = batch * heads * queries * keys * SIZES[call["dtype"]]
+    return {"backend": "math", "refused": refused, "extra_bytes": 4 * scores}
+
+
+def _backend(name, dtypes, most, multiple, masks, other_value, groups):
+    return {
+        "name": name,
+        "dtypes": dtypes,
+        "most": most,
+        "multiple": multiple,
+        "masks": masks,
+        "other_value": other_value,
+        "groups": groups,
+    }
+
+
+BACKENDS = [
+    _backend("cudnn", ["fp16", "bf16"], 128, 8, ["none", "causal", "bias"], True, True),
+    _backend("flash", ["fp16", "bf16"], 256, 8, ["none", "causal"], False, True),
+    _backend("efficient", ["fp16", "bf16", "fp32"], 512, 4, ["none", "causal", "boolean", "bias"], True, False),
+]
+"""A rule book in the form of the exercise, near to what one version of PyTorch had on one card."""
+
+
+def _call(q, k=None, value=None, dtype="fp16", mask="none"):
+    k = k or q
+    return {"q": q, "k": k, "v": (*k[:3], value or k[3]), "dtype": dtype, "mask": mask}
+
+
+def _any_call(draw):
+    """A call and a rule book that nobody chose."""
+    r = draw.random
+    backends = [
+        _backend(
+            name,
+            r.sample(list(SIZES), r.randint(1, 3)),
+            r.choice([64, 128, 256]),
+            r.choice([1, 8, 16]),
+            r.sample(["none", "causal", "boolean", "bias"], r.randint(1, 4)),
+            r.random() < 0.5,
+            r.random() < 0.5,
+        )
+        for name in r.sample(["cudnn", "flash", "efficient", "fourth", "fifth"], r.randint(1, 4))
+    ]
+    kv_heads, dim = r.choice([1, 2, 4]), r.choice([40, 64, 72, 128, 192, 256])
+    value = dim if r.random() < 0.6 else r.choice([64, 128])
+    batch, queries, keys = r.randint(1, 8), r.randint(1, 300), r.randint(1, 300)
+    q, k = (batch, kv_heads * r.choice([1, 1, 4]), queries, dim), (batch, kv_heads, keys, dim)
+    return _call(q, k, value, r.choice(list(SIZES)), r.choice(["none", "causal", "boolean", "bias"])), backends
+
+
+ATTENTION_BACKEND = Exercise(
+    name="attention-backend",
+    lab=LAB,
+    rung="library",
+    entry="attention_backend",
+    title="Which backend will take this attention?",
+    form="choice",
+    made_of="python",
+    reference=attention_backend_reference,
+    cases=(
+        Case("16 heads of 128, causal", lambda draw: (_call((4, 16, 4096, 128), mask="causal"), BACKENDS), seen=True),
+        Case("a boolean mask", lambda draw: (_call((2, 8, 512, 64), mask="boolean"), BACKENDS), seen=True),
+        Case("grouped heads of 256", lambda draw: (_call((1, 32, 1000, 256), (1, 8, 1000, 256)), BACKENDS)),
+        Case("nobody takes it: grouped heads in fp32",
+             lambda draw: (_call((2, 8, 300, 64), (2, 2, 500, 64), dtype="fp32"), BACKENDS)),
+        Case("values shorter than keys", lambda draw: (_call((1, 16, 700, 192), value=128), BACKENDS)),
+        Case("values that are too long, of short keys", lambda draw: (_call((1, 4, 90, 64), value=520), BACKENDS)),
+        Case("a head size that 8 does not divide", lambda draw: (_call((1, 4, 64, 100)), BACKENDS)),
+        Case("one query against a cache", lambda draw: (_call((8, 32, 1, 128), (8, 8, 8192, 128)), BACKENDS)),
+        Case("the other order of preference", lambda draw: (_call((2, 8, 64, 64)), BACKENDS[::-1])),
+        Case("no backend at all", lambda draw: (_call((2, 8, 64, 32), dtype="bf16"), [])),
+        *(Case("a call and rules that nobody chose", _any_call) for _ in range(8)),
+    ),
+    hints=(
+        "Take the rules one by one for one backend and one call, and write down every word that applies, not the "
+        "first only. Which sizes does the call give twice, and must they agree?",
+        "The order of the list is the order of preference, so the first backend without a word against it is the "
+        "answer, and only those before it have refused. Only when all have refused is the matrix of scores in memory: "
+        "written and read, and the weights too.",
+        "for each backend: words = those of dtype, head, value, mask, groups whose rule is broken; without words "
+        "return it, with what was refused so far, and 0 bytes; else note the words. After the loop: math, and "
+        "4 × batch × heads × queries × keys × bytes of the dtype.",
+    ),
+)  # fmt: skip
+
+EXERCISES = (
+    TILE_WAVES,
+    GEMM_LAYOUT,
+    EPILOGUE,
+    BATCHED_GEMM,
+    ODD_EDGES,
+    GROUPED_HEADS,
+    ATTENTION_BACKEND,
+    TWO_CONVOLUTIONS,
+    EXPERT_PRODUCTS,
+)
