@@ -564,6 +564,7 @@ EXPERT_PRODUCTS = Exercise(
              exact=True),
         Case("rows that lie further apart than they are long", _experts(14, 3, 16, 16, x=lambda t: padded(t, 8))),
         Case("each weight stored column by column", _experts(14, 3, 16, 32, w=turned)),
+        Case("many tokens for many narrow experts", _experts(200, 16, 8, 16)),
         Case("x far from zero", _experts(16, 4, 64, 16), kind="offset"),
         Case("rare outliers in x", _experts(16, 4, 320, 16), kind="outliers"),
         Case("2,048 tokens, 32 experts", _experts(2048, 32, 512, 256), mode="gpu"),
@@ -593,6 +594,12 @@ EXPERT_PRODUCTS = Exercise(
 def two_convolutions_reference(x, w1, b1, w2, b2):
     conv = torch.nn.functional.conv2d
     return conv(torch.relu(conv(x, w1, b1, padding=1)), w2, b2, padding=1)
+
+
+def two_convolutions_scale(x, w1, b1, w2, b2):
+    # What the second convolution adds up: a sum near zero of large products is as far off as these allow.
+    conv = torch.nn.functional.conv2d
+    return conv(torch.relu(conv(x, w1, b1, padding=1)), w2.abs(), b2.abs(), padding=1)
 
 
 def two_convolutions_drive(answer, x, w1, b1, w2, b2):
@@ -666,6 +673,7 @@ TWO_CONVOLUTIONS = Exercise(
     form="rewrite",
     made_of="torch",
     reference=two_convolutions_reference,
+    scale=two_convolutions_scale,
     low="bfloat16",
     allow=ANY,
     forbid=NUMBERS,
