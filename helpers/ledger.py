@@ -20,7 +20,8 @@ class Launch:
     """One launch. kind: "eager", "Triton", "C++", "library" (cuBLAS and its like) or "ATen" (a kernel of PyTorch).
 
     reads, writes: bytes, None where the code does not tell (an ATen call, a shape with a symbol in it).
-    operators: the operators of the reader's program that it carries out.
+    operators: the operators of the reader's program that it carries out. copies: it computes nothing, it only moves
+    what is there. sources, targets: names of what it reads and writes, where it was read from generated code.
     """
 
     kind: str
@@ -28,6 +29,9 @@ class Launch:
     operators: tuple[str, ...]
     reads: int | None
     writes: int | None
+    copies: bool = False
+    sources: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
 
     def row(self) -> dict:
         """For `show.table`."""
@@ -48,6 +52,17 @@ def total(launches: list[Launch]) -> int:
     if silent := [launch.name for launch in launches if launch.reads is None or launch.writes is None]:
         raise ValueError(f"the generated code does not tell the bytes of {', '.join(silent)}")
     return sum(launch.reads + launch.writes for launch in launches)
+
+
+def round_trips(launches: list[Launch]) -> dict[str, tuple[str, str]]:
+    """What one launch leaves in memory for a later one: the buffer's name, and who writes and who first reads it."""
+    written, trips = {}, {}
+    for launch in launches:
+        for name in launch.sources:
+            if name in written:
+                trips.setdefault(name, (written[name], launch.name))
+        written |= dict.fromkeys(launch.targets, launch.name)
+    return trips
 
 
 def eager(fn: Callable, *args) -> list[Launch]:
@@ -77,7 +92,7 @@ class Watch(TorchDispatchMode):
         if written and (mutates or not all(t.untyped_storage()._cdata in memory for t in written)):
             name = operator.overloadpacket.__name__
             counted = [sum(t.numel() * t.element_size() for t in tensors) for tensors in (read, written)]
-            self.launches.append(Launch("eager", name, (name,), *counted))
+            self.launches.append(Launch("eager", name, (name,), *counted, copies=name in _COPIES))
         return out
 
 
@@ -104,6 +119,8 @@ def wrapper(code: str) -> str:
     return "\n\n".join("\n    ".join(body) for body in lines)
 
 
+_COPIES = {"clone", "copy", "copy_", "cat", "stack", "flip", "roll", "constant_pad_nd", "index_select"}
+"""Operators that only move data."""
 _NOISE = re.compile(
     r"\s*(#   |# Graph fragment|# kernel path|triton_meta=|inductor_meta=|filename=|min_elem_per_thread=)"
     r"|(import|from) |(aten|inductor_ops|_quantized|assert_\w+|empty_strided_\w+|reinterpret_tensor|"
@@ -117,6 +134,12 @@ _SAME = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)\b.*;\s*del ")
 _OPERATORS = re.compile(r"# .*Original ATen: \[(.*)\]")
 _LAUNCH = re.compile(r"(?:(\w+) = )?((triton|cpp)_\w+|extern_kernels\.\w+|torch\.ops\.[\w.]+)(?:\.run)?\((.*)\)$")
 _KERNEL = re.compile(r"def (triton_\w+)\((.*?)\):|(cpp_\w+) = async_compile\.cpp\w*\(.*?void\s+kernel\((.*?)\)", re.S)
+
+
+_BODY = re.compile(r"(?:def (triton_\w+)\(|(cpp_\w+) = async_compile\.cpp)(.*?)\n *'''", re.S)
+_VALUE = re.compile(r"^\s*(?:auto )?tmp\d+ = (.*)", re.MULTILINE)
+_MOVED = re.compile(r"tl\.load\(.*\)|.*loadu\(.*\);|(?:static_cast<\w+>\()?in_ptr\d+\[.*\]\)?;|tmp\d+(?:\.to\(.*\))?;?")
+"""A value that is only fetched, or handed on."""
 
 
 def compiled(code: str) -> list[Launch]:
@@ -137,6 +160,12 @@ def _graph(code: str) -> list[Launch]:
         for triton, signature, cpp, arguments in _KERNEL.findall(code)
     }
     sizes = {name: _bytes(shape, dtype) for name, shape, dtype in _SIZED.findall(code)}
+    moving = {
+        triton or cpp
+        for triton, cpp, text in _BODY.findall(code)
+        if all(_MOVED.fullmatch(value) for value in _VALUE.findall(text))
+    }
+    before = {new: old for new, old in _SAME.findall(code)}  # what lies in a buffer until its memory is used again
     launches, operators = [], ()
     body = code[code.index("def call(") :].split("def benchmark_compiled_module")[0]
     for line in map(str.strip, body.splitlines()):
@@ -150,14 +179,17 @@ def _graph(code: str) -> list[Launch]:
         if generated:
             # the pointers come first in a call, then the sizes
             pairs = list(zip(roles[name], _tensors(arguments), strict=False))
+            sources = tuple(before.get(n, n) if role == "in_out" else n for role, n in pairs if role != "out")
+            targets = tuple(n for role, n in pairs if role != "in")
             reads = [sizes.get(n) for role, n in pairs if role != "out"]
-            writes = [sizes.get(n) for role, n in pairs if role != "in"]
             kind = {"triton": "Triton", "cpp": "C++"}[generated]
-            launches.append(Launch(kind, name, operators, _sum(reads), _sum(writes)))
+            counted = _sum(reads), _sum(map(sizes.get, targets))
+            launches.append(Launch(kind, name, operators, *counted, name in moving, sources, targets))
         elif name.startswith("extern_kernels."):
-            before, _, after = arguments.partition("out=")
-            reads = _sum(map(sizes.get, _tensors(before)))
-            launches.append(Launch("library", name, operators, reads, sizes.get(after.split(",")[0])))
+            taken, _, target = arguments.partition("out=")
+            sources, target = tuple(_tensors(taken)), target.split(",")[0]
+            counted = _sum(map(sizes.get, sources)), sizes.get(target)
+            launches.append(Launch("library", name, operators, *counted, False, sources, (target,)))
         else:
             launches.append(Launch("ATen", name.removeprefix("torch.ops."), operators, None, None))
         operators = ()

@@ -5,6 +5,7 @@ since a process that interprets Triton cannot compile it; registers and spills a
 nvdisasm in triton's wheel.
 """
 
+import ast
 import difflib
 import itertools
 import logging
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType, FunctionType
 
-from . import child, cuda, machine, show, source
+from . import child, cuda, machine, paper, refusals, show, source
 
 _compiled: dict[tuple, "Compiled"] = {}
 _calls = itertools.count()
@@ -386,17 +387,23 @@ def shared_bytes(text: str, name: str, types: dict, constants: dict, arch: str, 
     return _compile(text, call, name, arch)
 
 
-def inductor(fn, *args, run=True) -> Generated:
+def inductor(fn, *args, run=True, arch: str | None = None) -> Generated:
     """Compile `fn` with torch.compile, call it with `args`, and return the code: Triton on a GPU, C++ on a CPU.
 
     With `run=False` it ends once the first graph's code is written: no kernel is compiled from it, tuned or launched.
+    `arch`, one of `paper.ARCHS`: the Triton for such a card, written here, whether this machine has one or not;
+    nothing is run, and tensors lend only their shapes.
 
     Compiled functions of this process are left as they are. The code goes through Inductor's cache on disk: a
     `torch.compile(fn)` called with like arguments finds it there, here and in a child process, and so does this.
+    Raises `refusals.CannotCompile`, and `machine.NotReady` without a C++ compiler where one is needed.
     """
     import torch
     from torch._inductor.graph import GraphLowering
 
+    if arch:
+        with paper.gpu(arch):
+            return inductor(fn, *paper.like(args), run=False)
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)
     codes = []
 
@@ -409,8 +416,9 @@ def inductor(fn, *args, run=True) -> Generated:
     GraphLowering.save_output_code = staticmethod(save)
     # code that nobody compiles: no need to try which vector instructions g++ can make, nor to look it up on disk
     quick = {} if run else {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
+    name = getattr(fn, "__name__", type(fn).__name__)
     try:
-        with show.working("torch.compile"), torch._inductor.config.patch(quick):
+        with show.working("torch.compile"), refusals.strictly(name), torch._inductor.config.patch(quick):
             torch.compile(_fresh(fn))(*args)
     except _Written:
         pass  # this is how run=False ends
@@ -503,6 +511,41 @@ def _opaque(graph) -> list[str]:
 
 class _Written(BaseException):
     """Ends a compilation from inside; like KeyboardInterrupt no Exception, which the compiler would wrap."""
+
+
+def machine_code(made: Generated, arch: str = "sm_90", num_warps=4, **blocks) -> list[Compiled]:
+    """The Triton kernels of Inductor's code, compiled for `arch` with or without a card, in the order of the text.
+
+    What Inductor knows of the arguments (dtypes, which are aligned to 16 bytes) is in the text and passed on. The
+    block's sides, which it would tune at the first launch, are `blocks`: XBLOCK=1024 for a row of elements, 64 × 64
+    for a tile, one row in steps of 2048 for a reduction. Raises `CompileFailed`.
+    """
+
+    def make(found):
+        name, arguments, text = found
+        types = ast.literal_eval(re.search(r"'signature': (\{.*?\})", arguments)[1])
+        aligned = {i for (i,) in ast.literal_eval(re.search(r"'configs': \[(\{.*?\})\]", arguments)[1])}
+        sides = [n for n, kind in types.items() if kind == "constexpr"]
+        known = {"R0_BLOCK": 2048, "XBLOCK": 1 if "R0_BLOCK" in sides else 64 if "YBLOCK" in sides else 1024}
+        constants = {n: repr((known | blocks).get(n, 64)) for n in sides}
+        spelled = {
+            n: kind + (":16" if i in aligned and kind[0] != "*" else ":1" if kind[0] == "*" and i not in aligned else "")
+            for i, (n, kind) in enumerate(types.items())
+            if n not in constants
+        }
+        return compiled(_INDUCTOR + text, name, spelled, constants, arch, num_warps)
+
+    return at_once(make, [(name, head, text) for head, text, name in _GENERATED.findall(made.code)])
+
+
+_GENERATED = re.compile(r"async_compile\.triton\('\w+', '''(.*?)(@triton\.jit\s+def (?=(\w+)).*?)'''", re.S)
+_INDUCTOR = """import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
+
+"""
+"""What Inductor's kernels refer to."""
 
 
 def _without_harness(code: str) -> str:
