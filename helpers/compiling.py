@@ -67,6 +67,17 @@ class Fused:
     def launches(self) -> list[ledger.Launch]:
         return ledger.compiled(self.made.code)
 
+    @property
+    def apart(self) -> list[str]:
+        """Which launches Inductor tried to join and did not, and why, in sentences."""
+        place = {name: i for i, group in enumerate(self.groups, 1) for name in group}
+        said = {}
+        for refusal in self.refusals:
+            one, other = ({place.get(name) for name in side.split(" + ")} for side in (refusal.one, refusal.other))
+            if len(one) == len(other) == 1 and one != other:
+                said[f"{one.pop()} and {other.pop()} stay apart: {refusal.reason}"] = None
+        return list(said)
+
     def rows(self) -> list[dict]:
         """A line for each node: what it computes, over how much, and in which group it ended."""
         place = {name: i for i, group in enumerate(self.groups, 1) for name in group}
@@ -77,7 +88,7 @@ class Fused:
                 "operators": ", ".join(node.operators),
                 "reads": ", ".join(node.reads),
                 "over": node.size,
-                "launch": place.get(node.name, ""),
+                "group": place.get(node.name, ""),
             }
             for node in self.nodes
         ]

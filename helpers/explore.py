@@ -10,7 +10,7 @@ import ipywidgets as widgets
 from IPython.display import display
 from matplotlib.lines import Line2D
 
-from . import machine, plots, records, reveal, show, tiles, timing, traffic
+from . import compiling, ledger, machine, plots, records, refusals, reveal, show, tiles, timing, traffic
 
 # FLOP/byte, as powers of two, that the slider runs over: an addition of fp32 vectors is at 2**-3.6, a large product
 # of fp16 matrices at 2**11
@@ -320,3 +320,168 @@ class Rungs:
     def static(self) -> show.Picture:
         """The ladder, for a notebook that is read without a kernel."""
         return self.drawn()
+
+
+STEPS = {
+    "": None,
+    "h * 1.5 + 0.5": lambda h, x, w: h * 1.5 + 0.5,
+    "gelu(h)": lambda h, x, w: functional().gelu(h, approximate="tanh"),
+    "h + x": lambda h, x, w: h + x,
+    "h.t()": lambda h, x, w: h.t(),
+    "roll(h, 1, 0)": lambda h, x, w: h.roll(1, 0),
+    "h - h.mean(-1, keepdim=True)": lambda h, x, w: h - h.mean(-1, keepdim=True),
+    "softmax(h, -1)": lambda h, x, w: h.softmax(-1),
+    "softmax(h, 0)": lambda h, x, w: h.softmax(0),
+    "h @ w": lambda h, x, w: h @ w,
+    "cumsum(h, -1)": lambda h, x, w: h.cumsum(-1),
+    "sort(h, -1)": lambda h, x, w: h.sort(-1).values,
+}
+"""What the fusion explorer can put in a row: `h`, at first x, becomes each in turn; x, h, w are (4096, 4096), fp16."""
+
+SIDE, LENGTH, MOST_LAUNCHES = 4096, 5, 9
+EXAMPLES = (
+    ("h * 1.5 + 0.5", "gelu(h)", "h + x"),
+    ("h.t()", "gelu(h)", "h + x"),
+    ("h * 1.5 + 0.5", "softmax(h, -1)", "gelu(h)"),
+    ("h * 1.5 + 0.5", "softmax(h, 0)", "gelu(h)"),
+    ("h @ w", "gelu(h)"),
+    ("gelu(h)", "h @ w", "h + x", "softmax(h, -1)"),
+    ("h - h.mean(-1, keepdim=True)", "softmax(h, -1)", "cumsum(h, -1)"),
+    ("gelu(h)", "sort(h, -1)", "h + x"),
+)
+"""The rows of its static figure."""
+
+
+def functional():
+    """torch.nn.functional, looked up when a step runs: this module is imported where torch is not needed yet."""
+    import torch
+
+    return torch.nn.functional
+
+
+def fusion(first: Sequence[str] = EXAMPLES[5]) -> None:
+    """Show the fusion explorer: put expressions in a row, predict how many launches they become, and ask Inductor,
+    who shows its nodes, in which launch each ended, its reasons and its kernels; and as a static figure some examples.
+
+    first: the expressions to begin with, of `STEPS`. Dropdowns, slider and button take the keyboard (Tab, arrows,
+    space). In CPU mode the code is written for an H200 that is not here. The container has the CSS class
+    `fusion-explorer`, the lines of words `fusion-readout`.
+    """
+    explorer = Fusion(first)
+    display(explorer.static())
+    display(explorer.box)
+
+
+class Fusion:
+    """The explorer's state: the expressions chosen, the reader's prediction, and what Inductor made of those asked."""
+
+    def __init__(self, first: Sequence[str] = EXAMPLES[5]):
+        self.known: dict[tuple[str, ...], compiling.Fused] = {}
+        wide, full = {"description_width": "150px"}, widgets.Layout(width="98%", max_width="680px")
+        chosen = [*first, *[""] * (LENGTH - len(first))]
+        self.steps = [
+            widgets.Dropdown(options=list(STEPS), value=step, description=f"step {i}: h =", style=wide, layout=full)
+            for i, step in enumerate(chosen, 1)
+        ]
+        self.guess = widgets.IntSlider(
+            value=1, min=1, max=MOST_LAUNCHES, description="launches, predicted", style=wide, layout=full
+        )
+        self.button = widgets.Button(description="Ask Inductor", tooltip="compiles, without running anything")
+        self.readout, self.picture, self.nodes, self.code = (widgets.HTML() for _ in range(4))
+        self.readout.add_class("fusion-readout")
+        shown = [*self.steps, self.guess, self.button, self.readout, self.picture, self.nodes, self.code]
+        self.box = widgets.VBox(shown)
+        self.box.add_class("fusion-explorer")
+        for control in self.steps:
+            control.observe(self.clear, names="value")
+        self.button.on_click(self.ask)
+        self.clear()
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The expressions in a row, without the empty ones."""
+        return tuple(step.value for step in self.steps if step.value)
+
+    def clear(self, _change=None) -> None:
+        """Another row was chosen: what is shown of the last one goes, so that the next is predicted first."""
+        row = "; ".join(f"h = {html.escape(step)}" for step in self.chosen) or "nothing: choose a step"
+        self.readout.value = f'<p role="status">h = x; {row}. Predict the launches, then ask.</p>'
+        self.picture.value = self.nodes.value = self.code.value = ""
+        self.button.disabled = not self.chosen
+
+    def ask(self, _button=None) -> None:
+        """Compile the row, and hold it beside the prediction."""
+        self.button.disabled = True
+        try:
+            made = self.made(self.chosen)
+        except refusals.CannotCompile as refused:
+            self.readout.value = f'<p role="status">{html.escape(str(refused))}</p>'
+            return
+        finally:
+            self.button.disabled = False
+        first, *more = (html.escape(sentence) for sentence in self.sentences(made))
+        items = "".join(f"<li>{sentence}</li>" for sentence in more)
+        self.readout.value = f'<div role="status"><p>{first}</p><ul>{items}</ul></div>'
+        picture = self.drawn([self.chosen], "What is launched")
+        buffer = io.BytesIO()
+        picture.figure.savefig(buffer, format="png")
+        image = base64.b64encode(buffer.getvalue()).decode()
+        self.picture.value = f'<img style="max-width:100%" alt="{picture.text}" src="data:image/png;base64,{image}">'
+        self.nodes.value = show.table(made.rows(), caption="Inductor's nodes, and the group that each ended in").html
+        mark = r"tl\.load|tl\.store"
+        self.code.value = show.code(ledger.kernels(made.made.code), "Triton", mark=mark, caption="Kernels").html
+
+    def made(self, row: tuple[str, ...]) -> compiling.Fused:
+        """What Inductor makes of a row, compiled once. Raises `refusals.CannotCompile`."""
+        if row not in self.known:
+            import torch
+
+            steps = [STEPS[step] for step in row]
+
+            def chain(x, w):
+                h = x
+                for step in steps:
+                    h = step(h, x, w)
+                return h
+
+            device = machine.pick(gpu="cuda", cpu="meta")
+            tensors = [torch.empty(SIDE, SIDE, dtype=torch.float16, device=device) for _ in "xw"]
+            self.known[row] = compiling.fused(chain, *tensors, arch=machine.pick(gpu=None, cpu="sm_90"))
+        return self.known[row]
+
+    def sentences(self, made: compiling.Fused) -> list[str]:
+        """The prediction beside what came out, launch by launch, and why nodes stayed apart."""
+        launches = made.launches
+        predicted, count = self.guess.value, len(launches)
+        verdict = "as you predicted" if predicted == count else f"you predicted {predicted}"
+        said = [f"{count} launch{'es' * (count != 1)}, {verdict}."]
+        for launch in launches:
+            moved = "" if launch.reads is None else f", {(launch.reads + launch.writes) / 1e6:.0f} MB"
+            said.append(f"{kind(launch)}: {launch.name}{moved}.")
+        return said + [f"Groups {why}." for why in made.apart]
+
+    def drawn(self, rows: Sequence[tuple[str, ...]], title: str) -> show.Picture:
+        """Launches side by side, as wide as the bytes that they move; a call that tells none is drawn as one pass."""
+        spans = []
+        for row in rows:
+            at = 0.0
+            for launch in self.made(row).launches:
+                one = 2e-6 * 2 * SIDE * SIDE
+                size = one if launch.reads is None else max((launch.reads + launch.writes) / 1e6, one / 8)
+                spans.append(plots.Span(" → ".join(row), kind(launch), at, at + size))
+                at += size
+        return plots.timeline(spans, "MB", f"{title}, {SIDE} × {SIDE}, fp16", xlabel="bytes read and written (MB)")
+
+    def static(self) -> show.Picture:
+        """Some rows that the reader may try, for a notebook that is read without a kernel."""
+        return self.drawn(EXAMPLES, "Launches that Inductor makes of a row of expressions")
+
+
+def kind(launch: ledger.Launch) -> str:
+    """What carries a launch out, in words."""
+    if launch.kind != "Triton":
+        return {"library": "library call", "ATen": "a kernel of PyTorch's own (ATen)"}.get(launch.kind, launch.kind)
+    if launch.copies:
+        return "Triton, a copy"
+    names = {"poi": "pointwise", "red": "reduction", "per": "reduction", "spl": "scan", "tem": "template"}
+    return f"Triton, {names.get(launch.name.split('_')[1], 'other')}"

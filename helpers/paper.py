@@ -16,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+from . import machine
+
 _SMS = {
     "sm_75": ("Tesla T4", 40, 1024),
     "sm_80": ("NVIDIA A100-SXM4-80GB", 108, 2048),
@@ -91,10 +93,12 @@ def _guard() -> None:
 def gpu(arch: str = "sm_90") -> Iterator[None]:
     """While it is entered, torch.compile believes in a card of `arch`, one of `ARCHS`. Raises ValueError for others."""
     import torch
+    import triton
     from torch._dynamo import device_interface
     from torch._inductor.fx_passes import joint_graph
     from torch._inductor.runtime import hints
     from torch.utils._triton import has_triton
+    from triton.backends.compiler import GPUTarget
 
     if arch not in _SMS:
         raise ValueError(f"no card of {arch} is known on paper; known are {', '.join(_SMS)}")
@@ -104,6 +108,12 @@ def gpu(arch: str = "sm_90") -> Iterator[None]:
         name=name, major=capability[0], minor=capability[1], multi_processor_count=sms, warp_size=32,
         max_threads_per_multi_processor=threads, max_threads_per_block=1024, regs_per_multiprocessor=65536,
     )  # fmt: skip
+
+    driver = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 10 * capability[0] + capability[1], 32),
+        get_current_device=lambda: 0,
+        utils=SimpleNamespace(get_device_properties=lambda device: {"max_shared_mem": machine.shared_limit(arch)}),
+    )
 
     class Interface(device_interface.CudaInterface):
         class Worker(device_interface.CudaInterface.Worker):
@@ -126,6 +136,7 @@ def gpu(arch: str = "sm_90") -> Iterator[None]:
         stack.enter_context(mock.patch.dict(device_interface.device_interfaces, cuda=Interface))
         # the patterns it looks for are traced on tensors of the device that is compiled for, real ones
         stack.enter_context(mock.patch.object(joint_graph, "lazy_init", lambda device=None: learn(torch.device("cpu"))))
+        stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", driver))
         for function, answer in (("get_device_capability", capability), ("get_device_properties", card)):
             stack.enter_context(mock.patch.object(torch.cuda, function, lambda device=None, answer=answer: answer))
         # what is kept on disk is for cards that are here; padding is decided by timing it; kernels are not compiled

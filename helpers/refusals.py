@@ -44,7 +44,7 @@ def strictly(name: str = "This function") -> Iterator[None]:
     """While it is entered, a compiled function whose compilation fails, or that is compiled again and again, raises as
     under `explained` and never runs as it was. Raises `machine.NotReady` where torch.compile is switched off.
     """
-    import torch
+    import torch._dynamo
 
     for switch in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         if os.environ.get(switch) == "1":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from . import locks, machine, records, show
+from . import locks, machine, records, refusals, show
 from .records import Measurement
 
 BURST_US = 2000.0
@@ -42,7 +42,8 @@ def compare(rivals: dict[str, Callable], inputs: Inputs | None = None, rounds: i
 
     inputs: makes one fresh set of arguments; it is called as often as sets are needed. Rivals must not depend on
     what an earlier call left in their inputs. Without it rivals take no arguments, and their inputs may sit in L2.
-    Errors: `machine.NotReady` in CPU mode; whatever a rival raises in its first call.
+    Errors: `machine.NotReady` in CPU mode; whatever a rival raises in its first call. A rival of torch.compile whose
+    compilation fails, or never ends, raises `refusals.CannotCompile`: it is not timed as the eager function it was.
     """
     if not machine.gpu():
         raise machine.NotReady(
@@ -52,7 +53,10 @@ def compare(rivals: dict[str, Callable], inputs: Inputs | None = None, rounds: i
     import torch
 
     sets, note = _input_sets(inputs)
-    bursts = {name: _Burst.of(fn, sets) for name, fn in rivals.items()}
+    bursts = {}
+    for name, fn in rivals.items():
+        with refusals.strictly(name):
+            bursts[name] = _Burst.of(fn, sets)
     samples: dict[str, list[float]] = {name: [] for name in rivals}
     order = list(rivals)
     began = time.monotonic()

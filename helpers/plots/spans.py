@@ -18,9 +18,10 @@ class Span:
 
 
 def timeline(
-    spans: Sequence[Span], unit: str = "ms", title: str = "", marks: dict[str, float] | None = None
+    spans: Sequence[Span], unit: str = "ms", title: str = "", marks: dict[str, float] | None = None, xlabel: str = ""
 ) -> show.Picture:
-    """Rows of blocks over time. marks: label -> time of a vertical dashed line (where a stopwatch was read)."""
+    """Rows of blocks over time, or over what xlabel says. marks: label -> time of a vertical dashed line (where a
+    stopwatch was read)."""
     spans = list(spans)
     rows = list(dict.fromkeys(span.row for span in spans))
     labels = [label for label in dict.fromkeys(span.label for span in spans) if label != "wait"]
@@ -43,7 +44,7 @@ def timeline(
             fontsize=9,
         )
     axes.set_yticks(range(len(rows)), rows)
-    axes.set(xlabel=f"time ({unit})", ylim=(len(rows) - 0.5, -1.0), xlim=(first, last + (last - first) * 0.12))
+    axes.set(xlabel=xlabel or f"time ({unit})", ylim=(len(rows) - 0.5, -1.0), xlim=(first, last + (last - first) * 0.12))
     handles, names = axes.get_legend_handles_labels()
     unique = dict(zip(names, handles, strict=True))
     figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=4, frameon=False)
