@@ -1,12 +1,14 @@
 """torch.compile stage by stage: what Dynamo, AOTAutograd and Inductor each hand on, and why two nodes did not fuse.
 
 `captured` shows the first two stages, which know no device; `fused` shows the third, for a card that is here or on
-paper (`helpers.paper`).
+paper (`helpers.paper`); `candidates` and `tuned` show what max-autotune chooses from, and what choosing costs.
 """
 
+import math
 import re
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -92,6 +94,30 @@ class Fused:
             }
             for node in self.nodes
         ]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a product that max-autotune has on its list. source: "library" or "template". settings: of a
+    template, {"BLOCK_M": 128, …, "num_warps": 8}. us: its time, NaN where it was not timed.
+    """
+
+    name: str
+    source: str
+    settings: dict[str, int]
+    us: float = math.nan
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A compiled function and what compiling it took: `call`, wall seconds up to its first result with an empty cache,
+    the code, and the candidates of its product, the fastest first (none without max-autotune).
+    """
+
+    call: Callable
+    seconds: float
+    code: str
+    candidates: tuple[Candidate, ...]
 
 
 def captured(fn: Callable, *args, keep: str = "min-cut") -> Captured:
@@ -188,6 +214,85 @@ def fused(fn: Callable, *args, arch: str | None = None) -> Fused:
     named = [tuple(buffers.get(op, op) for op in group) for group in groups]
     refused = [Refusal(*(_buffers(name, buffers) for name in pair), reason) for *pair, reason in dict.fromkeys(why)]
     return Fused(tuple(node for _, node in seen), tuple(named), tuple(refused), made)
+
+
+def candidates(fn: Callable, *args, take: Callable[[Candidate], bool], arch: str | None = None):
+    """The candidates that max-autotune has for the first product in `fn`, and the code with the first that `take` says
+    yes to: (tuple of `Candidate`, `reveal.Generated`). Nothing is timed or run; `arch` as in `fused`.
+    Raises LookupError where none is taken.
+    """
+    import torch
+
+    found = []
+
+    def choose(choices):
+        every = [_candidate(choice) for choice in choices]
+        found.append(tuple(every))
+        chosen = next((choice for choice, one in zip(choices, every, strict=True) if take(one)), None)
+        if chosen is None:
+            raise LookupError(f"none of the {len(every)} candidates was taken")
+        return [chosen]
+
+    options = torch._inductor.list_mode_options("max-autotune-no-cudagraphs") | {"fx_graph_cache": False}
+    with _choosing(choose), torch._inductor.config.patch(options):
+        made = reveal.inductor(fn, *args, run=False, arch=arch)
+    return found[0], made
+
+
+def tuned(fn: Callable, *args, mode: str = "max-autotune-no-cudagraphs") -> Tuned:
+    """Compile `fn` for `args` in a mode of torch.compile, with an empty cache and no fall-back, and call it once.
+
+    What the tuner prints is kept back: it is in `candidates`. Raises `refusals.CannotCompile`.
+    """
+    import torch
+    from torch._inductor import select_algorithm
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.utils import fresh_cache
+
+    timings, codes = {}, []
+
+    def keep(name, input_nodes, timed, *rest, **more):
+        timings.update(timed)
+
+    def wait():
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    with ExitStack() as stack:
+        stack.enter_context(fresh_cache())
+        stack.enter_context(refusals.strictly(getattr(fn, "__name__", type(fn).__name__)))
+        stack.enter_context(mock.patch.object(select_algorithm.AlgorithmSelectorCache, "log_results", staticmethod(keep)))
+        stack.enter_context(mock.patch.object(GraphLowering, "save_output_code", staticmethod(codes.append)))
+        torch._dynamo.reset()
+        wait()
+        began = time.perf_counter()
+        call = torch.compile(fn, mode=mode, fullgraph=True)
+        call(*args)
+        wait()
+        seconds = time.perf_counter() - began
+    every = sorted((_candidate(choice, 1e3 * ms) for choice, ms in timings.items()), key=lambda one: one.us)
+    return Tuned(call, seconds, "\n\n".join(codes), tuple(every))
+
+
+@contextmanager
+def _choosing(choose: Callable):
+    """Where Inductor lists the ways to compute a product, `choose` says which of them remain."""
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    plain = AlgorithmSelectorCache.__call__
+
+    def call(self, name, choices, *rest, **more):
+        return plain(self, name, choose([c for c in choices if c is not None]), *rest, **more)
+
+    with mock.patch.object(AlgorithmSelectorCache, "__call__", call):
+        yield
+
+
+def _candidate(choice, us: float = math.nan) -> Candidate:
+    told = getattr(choice, "description", "") or ""
+    settings = {name: int(value) for name, value in re.findall(r"(BLOCK_\w|GROUP_M|num_\w+)=(\d+)", told)}
+    source = "library" if type(choice).__name__ == "ExternKernelCaller" else "template"
+    return Candidate(choice.name, source, settings, us)
 
 
 def _dynamo_rows(graph) -> list[dict]:

@@ -513,12 +513,13 @@ class _Written(BaseException):
     """Ends a compilation from inside; like KeyboardInterrupt no Exception, which the compiler would wrap."""
 
 
-def machine_code(made: Generated, arch: str = "sm_90", num_warps=4, **blocks) -> list[Compiled]:
+def machine_code(made: Generated, arch: str = "sm_90", **blocks) -> list[Compiled]:
     """The Triton kernels of Inductor's code, compiled for `arch` with or without a card, in the order of the text.
 
-    What Inductor knows of the arguments (dtypes, which are aligned to 16 bytes) is in the text and passed on. The
-    block's sides, which it would tune at the first launch, are `blocks`: XBLOCK=1024 for a row of elements, 64 × 64
-    for a tile, one row in steps of 2048 for a reduction. Raises `CompileFailed`.
+    What Inductor knows of the arguments (dtypes, which are aligned to 16 bytes) is in the text and passed on, as are a
+    template's warps and stages. The block's sides, which it would tune at the first launch, are `blocks`: XBLOCK=1024
+    for a row of elements, 64 × 64 for a tile, one row in steps of 2048 for a reduction, by 4 warps.
+    Raises `CompileFailed`.
     """
 
     def make(found):
@@ -533,7 +534,9 @@ def machine_code(made: Generated, arch: str = "sm_90", num_warps=4, **blocks) ->
             for i, (n, kind) in enumerate(types.items())
             if n not in constants
         }
-        return compiled(_INDUCTOR + text, name, spelled, constants, arch, num_warps)
+        launch = [re.search(rf"num_{part}=(\d+)", arguments) for part in ("warps", "stages")]
+        asked = [int(number[1]) if number else usual for number, usual in zip(launch, (4, 3), strict=True)]
+        return compiled(_INDUCTOR + text, name, spelled, constants, arch, *asked)
 
     return at_once(make, [(name, head, text) for head, text, name in _GENERATED.findall(made.code)])
 
