@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch. kind: "eager", "Triton", "C++", "library" (cuBLAS and its like) or "ATen" (a kernel of PyTorch).
+    """One launch. kind: "eager", "Triton", "C++", "library" (cuBLAS and its like), "ATen" (an operator of PyTorch's, or
+    of its library of custom ones) or "own" (a Triton kernel of the reader's).
 
     reads, writes: bytes, None where the code does not tell (an ATen call, a shape with a symbol in it).
     operators: the operators of the reader's program that it carries out. copies: it computes nothing, it only moves
@@ -132,7 +133,7 @@ _SIZED = re.compile(
 )
 _SAME = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)\b.*;\s*del ")
 _OPERATORS = re.compile(r"# .*Original ATen: \[(.*)\]")
-_LAUNCH = re.compile(r"(?:(\w+) = )?((triton|cpp)_\w+|extern_kernels\.\w+|torch\.ops\.[\w.]+)(?:\.run)?\((.*)\)$")
+_LAUNCH = re.compile(r"(?:(\w+) = )?((triton|cpp)_\w+|\w+(?=\.run\()|extern_kernels\.\w+|torch\.ops\.[\w.]+)(?:\.run)?\((.*)\)$")
 _KERNEL = re.compile(r"def (triton_\w+)\((.*?)\):|(cpp_\w+) = async_compile\.cpp\w*\(.*?void\s+kernel\((.*?)\)", re.S)
 
 
@@ -190,6 +191,8 @@ def _graph(code: str) -> list[Launch]:
             sources, target = tuple(_tensors(taken)), target.split(",")[0]
             counted = _sum(map(sizes.get, sources)), sizes.get(target)
             launches.append(Launch("library", name, operators, *counted, False, sources, (target,)))
+        elif not name.startswith("torch.ops."):  # a Triton kernel of the reader's
+            launches.append(Launch("own", name, operators, None, None))
         else:
             launches.append(Launch("ATen", name.removeprefix("torch.ops."), operators, None, None))
         operators = ()

@@ -513,32 +513,37 @@ class _Written(BaseException):
     """Ends a compilation from inside; like KeyboardInterrupt no Exception, which the compiler would wrap."""
 
 
-def machine_code(made: Generated, arch: str = "sm_90", **blocks) -> list[Compiled]:
-    """The Triton kernels of Inductor's code, compiled for `arch` with or without a card, in the order of the text.
+def machine_code(*made: Generated, arch: str = "sm_90", **blocks) -> list[Compiled]:
+    """The Triton kernels in Inductor's code, compiled for `arch` with or without a card, in the order of the texts.
 
     What Inductor knows of the arguments (dtypes, which are aligned to 16 bytes) is in the text and passed on, as are a
     template's warps and stages. The block's sides, which it would tune at the first launch, are `blocks`: XBLOCK=1024
     for a row of elements, 64 × 64 for a tile, one row in steps of 2048 for a reduction, by 4 warps.
     Raises `CompileFailed`.
     """
+    found = [kernel for one in made for kernel in _GENERATED.findall(one.code)]
+    named = [f"{name}_of_{i}" for i, (_, _, name) in enumerate(found)]  # two texts may use one name
+    module = _INDUCTOR + "\n".join(
+        text.replace(f"def {name}(", f"def {new}(", 1) for (_, text, name), new in zip(found, named, strict=True)
+    )
 
-    def make(found):
-        name, arguments, text = found
-        types = ast.literal_eval(re.search(r"'signature': (\{.*?\})", arguments)[1])
-        aligned = {i for (i,) in ast.literal_eval(re.search(r"'configs': \[(\{.*?\})\]", arguments)[1])}
+    def make(i):
+        head = found[i][0]
+        types = ast.literal_eval(re.search(r"'signature': (\{.*?\})", head)[1])
+        aligned = {at for (at,) in ast.literal_eval(re.search(r"'configs': \[(\{.*?\})\]", head)[1])}
         sides = [n for n, kind in types.items() if kind == "constexpr"]
         known = {"R0_BLOCK": 2048, "XBLOCK": 1 if "R0_BLOCK" in sides else 64 if "YBLOCK" in sides else 1024}
-        constants = {n: repr((known | blocks).get(n, 64)) for n in sides}
-        spelled = {
-            n: kind + (":16" if i in aligned and kind[0] != "*" else ":1" if kind[0] == "*" and i not in aligned else "")
-            for i, (n, kind) in enumerate(types.items())
-            if n not in constants
-        }
-        launch = [re.search(rf"num_{part}=(\d+)", arguments) for part in ("warps", "stages")]
+        spelled = {}
+        for at, (name, kind) in enumerate(types.items()):
+            if name not in sides:  # a pointer is taken to be aligned, a number is not, unless it is said
+                said = ":1" if kind[0] == "*" and at not in aligned else ":16" if kind[0] != "*" and at in aligned else ""
+                spelled[name] = kind + said
+        launch = [re.search(rf"num_{part}=(\d+)", head) for part in ("warps", "stages")]
         asked = [int(number[1]) if number else usual for number, usual in zip(launch, (4, 3), strict=True)]
-        return compiled(_INDUCTOR + text, name, spelled, constants, arch, *asked)
+        constants = {n: repr((known | blocks).get(n, 64)) for n in sides}
+        return compiled(module, named[i], spelled, constants, arch, *asked)
 
-    return at_once(make, [(name, head, text) for head, text, name in _GENERATED.findall(made.code)])
+    return at_once(make, range(len(found)))
 
 
 _GENERATED = re.compile(r"async_compile\.triton\('\w+', '''(.*?)(@triton\.jit\s+def (?=(\w+)).*?)'''", re.S)
