@@ -98,8 +98,8 @@ class Fused:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute a product that max-autotune has on its list. source: "library" or "template". settings: of a
-    template, {"BLOCK_M": 128, …, "num_warps": 8}. us: its time, NaN where it was not timed.
+    """One way to compute a product that max-autotune has on its list. source: "library", "template" or "other".
+    settings: of a template, {"BLOCK_M": 128, …, "num_warps": 8}. us: its time, NaN where it was not timed.
     """
 
     name: str
@@ -291,7 +291,8 @@ def _choosing(choose: Callable):
 def _candidate(choice, us: float = math.nan) -> Candidate:
     told = getattr(choice, "description", "") or ""
     settings = {name: int(value) for name, value in re.findall(r"(BLOCK_\w|GROUP_M|num_\w+)=(\d+)", told)}
-    source = "library" if type(choice).__name__ == "ExternKernelCaller" else "template"
+    made = type(choice).__name__
+    source = "library" if made == "ExternKernelCaller" else "template" if "Template" in made else "other"
     return Candidate(choice.name, source, settings, us)
 
 
