@@ -258,10 +258,11 @@ def tuned(fn: Callable, *args, mode: str = "max-autotune-no-cudagraphs") -> Tune
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
 
+    selector = select_algorithm.AlgorithmSelectorCache
     with ExitStack() as stack:
         stack.enter_context(fresh_cache())
         stack.enter_context(refusals.strictly(getattr(fn, "__name__", type(fn).__name__)))
-        stack.enter_context(mock.patch.object(select_algorithm.AlgorithmSelectorCache, "log_results", staticmethod(keep)))
+        stack.enter_context(mock.patch.object(selector, "log_results", staticmethod(keep)))
         stack.enter_context(mock.patch.object(GraphLowering, "save_output_code", staticmethod(codes.append)))
         torch._dynamo.reset()
         wait()
@@ -357,5 +358,3 @@ def _node(node) -> tuple[str, Node]:
 def _buffers(name: str, buffers: dict[str, str]) -> str:
     """ "op0_op1", a group of the scheduler's, as "buf0 + buf1"."""
     return " + ".join(buffers.get(part, part) for part in name.split("_"))
-
-

@@ -133,7 +133,9 @@ _SIZED = re.compile(
 )
 _SAME = re.compile(r"(\w+) = (?:reinterpret_tensor\()?(\w+)\b.*;\s*del ")
 _OPERATORS = re.compile(r"# .*Original ATen: \[(.*)\]")
-_LAUNCH = re.compile(r"(?:(\w+) = )?((triton|cpp)_\w+|\w+(?=\.run\()|extern_kernels\.\w+|torch\.ops\.[\w.]+)(?:\.run)?\((.*)\)$")
+_LAUNCH = re.compile(
+    r"(?:(\w+) = )?((triton|cpp)_\w+|\w+(?=\.run\()|extern_kernels\.\w+|torch\.ops\.[\w.]+)(?:\.run)?\((.*)\)$"
+)
 _KERNEL = re.compile(r"def (triton_\w+)\((.*?)\):|(cpp_\w+) = async_compile\.cpp\w*\(.*?void\s+kernel\((.*?)\)", re.S)
 
 

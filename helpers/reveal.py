@@ -536,7 +536,9 @@ def machine_code(*made: Generated, arch: str = "sm_90", **blocks) -> list[Compil
         spelled = {}
         for at, (name, kind) in enumerate(types.items()):
             if name not in sides:  # a pointer is taken to be aligned, a number is not, unless it is said
-                said = ":1" if kind[0] == "*" and at not in aligned else ":16" if kind[0] != "*" and at in aligned else ""
+                said = (
+                    ":1" if kind[0] == "*" and at not in aligned else ":16" if kind[0] != "*" and at in aligned else ""
+                )
                 spelled[name] = kind + said
         launch = [re.search(rf"num_{part}=(\d+)", head) for part in ("warps", "stages")]
         asked = [int(number[1]) if number else usual for number, usual in zip(launch, (4, 3), strict=True)]

@@ -1,7 +1,8 @@
-"""Lesson 01 in real Chromium: it runs without an error, and the roofline's slider obeys the keyboard."""
+"""In real Chromium: lesson 01 runs without an error, and explorers obey the keyboard."""
 
 import os
 
+import nbformat
 import pytest
 
 from tests import browser, lab_server
@@ -10,7 +11,7 @@ LESSON = "work/notebooks/01_measuring.ipynb"
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def lab(tmp_path_factory):
     if missing := browser.missing():
         if os.environ.get("HELPERS_BROWSER") == "required":
             pytest.fail(f"HELPERS_BROWSER=required, but {missing}")
@@ -18,7 +19,13 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
     (folder / "home").mkdir()
     checkout = lab_server.copy_of_checkout(folder / "checkout")
-    with lab_server.serving(checkout, folder / "home", browser.SETTINGS) as lab, browser.page() as page:
+    with lab_server.serving(checkout, folder / "home", browser.SETTINGS) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def page(lab):
+    with browser.page() as page:
         browser.open_notebook(page, lab, LESSON)
         page.wait_for_timeout(1000)
         page.changed_on_opening = page.locator(".lm-TabBar-tab.jp-mod-dirty").count()
@@ -47,3 +54,34 @@ def test_the_rooflines_slider_moves_by_keyboard_and_the_figure_follows(page):
     )
     page.wait_for_function("before => document.querySelector('.roofline-explorer img').src !== before", arg=picture)
     assert "FLOP/byte" in readout.inner_text()
+
+
+def test_the_fusion_explorer_is_worked_by_keyboard_alone(lab):
+    cells = ["import helpers\nhelpers.start()\nfrom helpers import explore", "explore.fusion(['gelu(h)'])"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, lab.root / "work" / "notebooks" / "fusion.ipynb")
+    with browser.page() as page:
+        browser.open_notebook(page, lab, "work/notebooks/fusion.ipynb")
+        browser.run_all(page, seconds=120)
+        explorer = page.locator(".fusion-explorer").first
+        explorer.wait_for()
+        assert explorer.locator(".fusion-readout").inner_text().startswith("h = x; h = gelu(h). Predict")
+        second = explorer.locator("select").nth(1)
+        second.focus()
+        page.keyboard.type("h @ w")  # a list of choices is searched by typing
+        page.wait_for_function(_READS, arg="h = gelu(h); h = h @ w")
+        page.keyboard.press("Tab")
+        for _ in range(3):
+            page.keyboard.press("Tab")  # past the other steps, to the slider
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Tab")
+        while page.evaluate("document.activeElement.tagName") != "BUTTON":
+            page.keyboard.press("Tab")
+        page.keyboard.press("Space")
+        page.wait_for_function(_READS, arg="2 launches, as you predicted", timeout=60_000)
+        assert "extern_kernels.mm" in explorer.inner_text() and page.failures == []
+        assert "gelu(h)" in explorer.locator("img").get_attribute("alt")
+
+
+_READS = "words => document.querySelector('.fusion-explorer .fusion-readout').innerText.includes(words)"

@@ -94,6 +94,46 @@ def test_triton_wrappers_are_read():
         ledger.total([scale, product, top])
 
 
+def moves(name, lines, arguments):
+    """TRITON with another first kernel."""
+    body = "\n".join(f"    {line}" for line in lines)
+    kernel = f"@triton.jit\ndef triton_poi_fused_{name}_0({arguments}, xnumel, XBLOCK : tl.constexpr):\n{body}\n"
+    start, end = TRITON.index("@triton.jit"), TRITON.index("''', device_str")
+    return (TRITON[:start] + kernel + TRITON[end:]).replace("fused_mul_0", f"fused_{name}_0").replace("SIDE", "48")
+
+
+def test_a_kernel_that_only_moves_data_is_a_copy_and_what_it_leaves_a_round_trip():
+    load, store = "tmp0 = tl.load(in_ptr0 + (x2), None).to(tl.float32)", "tl.store(out_ptr0 + (x2), tmp0, None)"
+    copy, product, _ = ledger.compiled(moves("clone", [load, store], "in_ptr0, out_ptr0"))
+    assert copy.copies and not product.copies and (copy.sources, copy.targets) == (("arg0_1",), ("buf0",))
+    assert product.sources == ("buf0", "arg1_1") and product.targets == ("buf1",)
+    assert ledger.round_trips([copy, product]) == {"buf0": ("triton_poi_fused_clone_0", "extern_kernels.mm")}
+    scaled = [load, "tmp1 = tmp0 * 2.0", "tl.store(out_ptr0 + (x2), tmp1, None)"]
+    carrying, *_ = ledger.compiled(moves("clone_mul", scaled, "in_ptr0, out_ptr0"))
+    assert not carrying.copies
+    (clone,) = ledger.eager(lambda x: x.t().contiguous(), paper(4, 8))
+    assert clone.copies
+
+
+def test_a_copy_is_told_from_a_kernel_that_computes_on_a_cpu_too():
+    def heads(x):
+        return x.view(4, 16, 4, 16).transpose(1, 2)
+
+    x, y = torch.randn(64, 64), torch.randn(64, 64)
+    alone = ledger.compiled(reveal.inductor(lambda x, y: heads(x).reshape(64, 64) @ y, x, y, run=False).code)
+    riding = ledger.compiled(
+        reveal.inductor(lambda x, y: torch.relu(heads(x)).reshape(64, 64) @ y, x, y, run=False).code
+    )
+    assert [launch.copies for launch in alone] == [True, False] and not any(launch.copies for launch in riding)
+    assert list(ledger.round_trips(alone)) == ["buf0"] == list(ledger.round_trips(riding))
+
+
+def test_a_kernel_of_the_readers_is_a_launch_that_does_not_tell_its_bytes():
+    text = TRITON.replace("raw_stream0 = get_raw_stream(0)", "softmax_row_0.run(arg0_1, buf0, 64, stream=raw_stream0)")
+    own, *rest = ledger.compiled(text.replace("SIDE", "48"))
+    assert (own.kind, own.name, own.reads) == ("own", "softmax_row_0", None) and len(rest) == 3
+
+
 def test_a_symbolic_shape_leaves_the_bytes_open():
     _, product, _ = ledger.compiled(TRITON.replace("SIDE", "s0"))
     assert product.reads is None and product.writes is None

@@ -223,3 +223,35 @@ def test_the_explorer_of_the_ladder_says_what_is_known_of_a_rung():
     assert pixels(explorer) != before and 'alt="The ladder: parts of cuBLAS' in explorer.picture.value
     assert "Counters: not recorded yet." in explorer.readout.value and "Hot loop: none." in explorer.readout.value
     assert "01 naive 0.5" in explorer.static().text
+
+
+def test_the_fusion_explorer_holds_a_prediction_against_inductor():
+    explorer = explore.Fusion(["gelu(h)", "h @ w"])
+    assert "fusion-explorer" in explorer.box._dom_classes and "fusion-readout" in explorer.readout._dom_classes
+    assert "h = x; h = gelu(h); h = h @ w. Predict" in explorer.readout.value and not explorer.code.value
+    explorer.guess.value = 2  # what an arrow key does
+    explorer.button.click()
+    said = explorer.readout.value
+    assert (
+        'role="status"' in said
+        and "2 launches, as you predicted." in said
+        and "library call: extern_kernels.mm" in said
+    )
+    assert pixels(explorer) and 'alt="What is launched' in explorer.picture.value
+    assert "buf0" in explorer.nodes.value and "gelu" in explorer.code.value
+    explorer.steps[2].value = "softmax(h, 0)"  # another row: what was shown goes, so that it is predicted first
+    assert not explorer.code.value and "softmax(h, 0)" in explorer.readout.value
+    explorer.ask()
+    assert "you predicted 2" in explorer.readout.value and "stay apart" in explorer.readout.value
+    for step in explorer.steps:
+        step.value = ""
+    assert explorer.button.disabled and "nothing: choose a step" in explorer.readout.value
+
+
+def test_every_step_of_the_fusion_explorer_compiles_and_the_static_figure_is_drawn():
+    explorer = explore.Fusion()
+    for step in filter(None, explore.STEPS):
+        assert explorer.made((step,)).nodes or step == "h.t()", step
+    picture = explorer.static()
+    assert picture.text.count("→") > 8 and "library call" in picture.text and "MB" in picture.text
+    texts_inside(picture.figure)

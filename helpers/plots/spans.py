@@ -44,7 +44,9 @@ def timeline(
             fontsize=9,
         )
     axes.set_yticks(range(len(rows)), rows)
-    axes.set(xlabel=xlabel or f"time ({unit})", ylim=(len(rows) - 0.5, -1.0), xlim=(first, last + (last - first) * 0.12))
+    axes.set(
+        xlabel=xlabel or f"time ({unit})", ylim=(len(rows) - 0.5, -1.0), xlim=(first, last + (last - first) * 0.12)
+    )
     handles, names = axes.get_legend_handles_labels()
     unique = dict(zip(names, handles, strict=True))
     figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=4, frameon=False)
