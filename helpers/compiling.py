@@ -219,7 +219,7 @@ def fused(fn: Callable, *args, arch: str | None = None) -> Fused:
 def candidates(fn: Callable, *args, take: Callable[[Candidate], bool], arch: str | None = None):
     """The candidates that max-autotune has for the first product in `fn`, and the code with the first that `take` says
     yes to: (tuple of `Candidate`, `reveal.Generated`). Nothing is timed or run; `arch` as in `fused`.
-    Raises LookupError where none is taken.
+    Raises `refusals.CannotCompile`, also where none is taken.
     """
     import torch
 

@@ -462,7 +462,7 @@ class Fusion:
 
     def drawn(self, rows: Sequence[tuple[str, ...]], title: str) -> show.Picture:
         """Launches side by side, as wide as the bytes that they move; a call that tells none is drawn as one pass."""
-        spans = []
+        spans, said = [], []
         for row in rows:
             at = 0.0
             for launch in self.made(row).launches:
@@ -470,7 +470,11 @@ class Fusion:
                 size = one if launch.reads is None else max((launch.reads + launch.writes) / 1e6, one / 8)
                 spans.append(plots.Span(" → ".join(row), kind(launch), at, at + size))
                 at += size
-        return plots.timeline(spans, "MB", f"{title}, {SIDE} × {SIDE}, fp16", xlabel="bytes read and written (MB)")
+            kinds = ", ".join(map(kind, self.made(row).launches))
+            said.append(f"{' → '.join(row)}: {kinds}, {at:.0f} MB in all")
+        title = f"{title}, {SIDE} × {SIDE}, fp16"
+        picture = plots.timeline(spans, "MB", title, xlabel="bytes read and written (MB)")
+        return show.Picture(picture.figure, f"{title}. {'; '.join(said)}.")
 
     def static(self) -> show.Picture:
         """Some rows that the reader may try, for a notebook that is read without a kernel."""

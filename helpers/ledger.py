@@ -139,6 +139,8 @@ _LAUNCH = re.compile(
 _KERNEL = re.compile(r"def (triton_\w+)\((.*?)\):|(cpp_\w+) = async_compile\.cpp\w*\(.*?void\s+kernel\((.*?)\)", re.S)
 
 
+_ROLES = re.compile(r"\b(?:(in_out|in|out)_ptr\d+|arg_[A-Z])\b")
+"""Pointers among a kernel's arguments; `arg_A` is what a template calls an operand of its product."""
 _BODY = re.compile(r"(?:def (triton_\w+)\(|(cpp_\w+) = async_compile\.cpp)(.*?)\n *'''", re.S)
 _VALUE = re.compile(r"^\s*(?:auto )?tmp\d+ = (.*)", re.MULTILINE)
 _MOVED = re.compile(r"tl\.load\(.*\)|.*loadu\(.*\);|(?:static_cast<\w+>\()?in_ptr\d+\[.*\]\)?;|tmp\d+(?:\.to\(.*\))?;?")
@@ -159,7 +161,7 @@ def compiled(code: str) -> list[Launch]:
 
 def _graph(code: str) -> list[Launch]:
     roles = {
-        triton or cpp: re.findall(r"\b(in_out|in|out)_ptr\d+", signature or arguments)
+        triton or cpp: [role or "in" for role in re.findall(_ROLES, signature or arguments)]
         for triton, signature, cpp, arguments in _KERNEL.findall(code)
     }
     sizes = {name: _bytes(shape, dtype) for name, shape, dtype in _SIZED.findall(code)}

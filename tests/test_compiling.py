@@ -123,7 +123,9 @@ def test_candidates_of_a_product_and_the_code_with_one_of_them():
     assert listed[0].source == "library" and {c.source for c in listed[1:]} == {"template"} and len(listed) > 10
     assert all(math.isnan(c.us) and c.settings["num_warps"] for c in listed[1:])
     assert [k[:10] for k in made.kernels] == ["triton_tem"] and not made.extern_calls
-    with pytest.raises((LookupError, refusals.CannotCompile), match="none of the .* candidates was taken"):
+    (launch,) = ledger.compiled(made.code)
+    assert launch.reads == 2 * (1024 * 512 + 512 * 256) and launch.writes == 2 * 1024 * 256
+    with pytest.raises(refusals.CannotCompile, match="none of the .* candidates was taken"):
         compiling.candidates(product, *args, take=lambda c: False, arch="sm_90")
 
 
