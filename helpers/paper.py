@@ -5,6 +5,8 @@
 
 Tensors are PyTorch's fake ones: a shape, strides and a dtype on device "cuda", and no memory. Inductor asks its device
 interface what the card is, and is told here. What it writes is the text it would write there; nothing can be run.
+Two things are decided by what is not on paper: a product's operands are never padded, since whether that pays is timed,
+and `scaled_dot_product_attention` is written out as its formula, since PyTorch asks the card's libraries for a kernel.
 """
 
 import ctypes
@@ -39,14 +41,6 @@ def _mode():
     return FakeTensorMode()
 
 
-def tensor(*shape: int, dtype="float16"):
-    """A tensor on the paper GPU, contiguous: shape, dtype (torch's, or its name), no memory."""
-    import torch
-
-    with _mode():
-        return torch.empty(shape, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype, device="cuda")
-
-
 def like(tree, device: str = "cuda"):
     """`tree` (tensors in tuples, lists and dicts) with each tensor on paper, as if on `device`: the paper GPU, or
     "cpu". Shape, strides, offset and `requires_grad` are kept.
@@ -78,10 +72,14 @@ def _guard() -> None:
     """
     import torch
 
-    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    guards = (ctypes.c_void_p * 2).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")  # CPU, CUDA
-    if not guards[1]:
+    try:
+        c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        guards = (ctypes.c_void_p * 2).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")  # CPU, CUDA
         register = c10._ZN3c104impl24DeviceGuardImplRegistrarC1ENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE
+    except (OSError, ValueError, AttributeError) as missing:
+        sentence = f"This torch ({torch.__version__}) has no place for a GPU on paper: {missing}."
+        raise machine.NotReady(sentence, "make clean lab, which installs the version it was tried with") from missing
+    if not guards[1]:
         register(ctypes.byref(ctypes.c_char()), ctypes.c_int8(1), ctypes.c_void_p(guards[0]))
         torch._C._ensureCUDADeviceGuardSet()  # replaces the CPU's by one that says CUDA
         # where Inductor computes with constants it makes them on the graph's device: on paper, on the CPU

@@ -6,6 +6,7 @@ most. Whoever reads generated code or takes a time wants to hear of it.
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -44,7 +45,10 @@ def strictly(name: str = "This function") -> Iterator[None]:
     """While it is entered, a compiled function whose compilation fails, or that is compiled again and again, raises as
     under `explained` and never runs as it was. Raises `machine.NotReady` where torch.compile is switched off.
     """
-    import torch._dynamo
+    if "torch._dynamo" not in sys.modules:  # nothing has been compiled, and loading it takes seconds
+        yield
+        return
+    import torch
 
     for switch in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         if os.environ.get(switch) == "1":
@@ -65,6 +69,8 @@ def _not_captured(name: str, refused: Exception) -> CannotCompile:
     mend = next((hint for hint in hints if "torch.cond" in hint), next(iter(hints), ""))
     rest = "or leave that line outside the compiled function"
     what = text.splitlines()[0].rstrip(".")
+    if raised := re.search(r"got (\w+\(.*\))$", text, re.MULTILINE):  # by an operator, on these shapes
+        what += f", {raised[1]}"
     return CannotCompile(
         f"{name} cannot be captured in one graph{at}: {what}.", f"{mend.rstrip('.')}; {rest}" if mend else rest[3:]
     )

@@ -398,7 +398,7 @@ def inductor(fn, *args, run=True, arch: str | None = None) -> Generated:
     `torch.compile(fn)` called with like arguments finds it there, here and in a child process, and so does this.
     Raises `refusals.CannotCompile`, and `machine.NotReady` without a C++ compiler where one is needed.
     """
-    import torch
+    import torch._dynamo
     from torch._inductor.graph import GraphLowering
 
     if arch:
