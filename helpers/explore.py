@@ -350,6 +350,8 @@ EXAMPLES = (
     ("gelu(h)", "sort(h, -1)", "h + x"),
 )
 """The rows of its static figure."""
+LAUNCHED = ("Triton, pointwise", "Triton, reduction", "library call", "a kernel of PyTorch's own (ATen)")
+"""The commonest kinds of launches, which keep their colours."""
 
 
 def functional():
@@ -473,7 +475,7 @@ class Fusion:
             kinds = ", ".join(map(kind, self.made(row).launches))
             said.append(f"{' → '.join(row)}: {kinds}, {at:.0f} MB in all")
         title = f"{title}, {SIDE} × {SIDE}, fp16"
-        picture = plots.timeline(spans, "MB", title, xlabel="bytes read and written (MB)")
+        picture = plots.timeline(spans, "MB", title, xlabel="bytes read and written (MB)", order=LAUNCHED)
         return show.Picture(picture.figure, f"{title}. {'; '.join(said)}.")
 
     def static(self) -> show.Picture:

@@ -18,13 +18,18 @@ class Span:
 
 
 def timeline(
-    spans: Sequence[Span], unit: str = "ms", title: str = "", marks: dict[str, float] | None = None, xlabel: str = ""
+    spans: Sequence[Span],
+    unit: str = "ms",
+    title: str = "",
+    marks: dict[str, float] | None = None,
+    xlabel: str = "",
+    order: Sequence[str] = (),
 ) -> show.Picture:
     """Rows of blocks over time, or over what xlabel says. marks: label -> time of a vertical dashed line (where a
-    stopwatch was read)."""
+    stopwatch was read). order: labels that keep their colours from one chart to the next."""
     spans = list(spans)
     rows = list(dict.fromkeys(span.row for span in spans))
-    labels = [label for label in dict.fromkeys(span.label for span in spans) if label != "wait"]
+    labels = [label for label in dict.fromkeys([*order, *(span.label for span in spans)]) if label != "wait"]
     first, last = min(span.start for span in spans), max(span.end for span in spans)
     figure, axes = blank(title, height=1.6 + 0.55 * len(rows))
     for span in spans:
