@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from helpers import compiling, ledger, machine, paper, refusals, reveal
+from helpers import compiling, ledger, machine, paper, records, refusals, reveal, source
 
 
 def meta(*shape, dtype=torch.float16, **how):
@@ -210,3 +210,13 @@ def test_torch_compile_switched_off_is_said(monkeypatch):
     refused = pytest.raises(machine.NotReady, match="TORCH_COMPILE_DISABLE=1 switches torch.compile off")
     with refused, refusals.strictly():
         pass
+
+
+@on_paper
+def test_paper_writes_what_an_h200_wrote():
+    chain, softmax = (source.load("03_torch_compile", name) for name in ("chain", "softmax"))
+    x, s = meta(16384, 4096), meta(4096)
+    recorded = records.load()["texts"]
+    for key, fn, args in (("chain", chain, (x, x.clone(), s)), ("softmax", softmax, (x, s))):
+        there = ledger.kernels("\n".join(recorded[f"compile.code.{key}"]))
+        assert ledger.kernels(reveal.inductor(fn, *args, arch="sm_90").code) == there, key
