@@ -27,7 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from . import ROOT
+from . import ROOT, machine
 
 VALUE_BYTES = 1 << 26
 _SCRIPT = str(Path(__file__).with_name("zygote.py"))
@@ -85,6 +85,7 @@ def run(
     output_bytes: int = 1 << 20,
     interpreted: bool | None = None,
     inductor: bool = False,
+    packages: str = "",
     share: Sequence[int] = (),
 ) -> Result:
     """Run a module text, then the expression `call`, whose JSON-able value comes back.
@@ -93,11 +94,12 @@ def run(
     what it may allocate beyond the preloaded packages. `interpreted` says whether Triton interprets its kernels there,
     by default as in this process: False compiles, also where this process interprets; True is CPU mode, on a GPU too.
     `inductor`: where it is interpreted, Inductor is loaded already and has compiled something for the CPU.
+    `packages`: "tvm" or "jax", loaded in place of Triton; `helpers.apart` asks for it.
     `share`: at most four file descriptors (memory, say) that the text finds, open, in its global `__shared__`.
     """
     if interpreted is None:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    kind = ("inductor" if inductor else "interpreted") if interpreted else "compiled"
+    kind = packages or (("inductor" if inductor else "interpreted") if interpreted else "compiled")
     job = {"text": text, "call": call, "argv": None, "env": _environment(env, kind)}
     return _carry_out(kind, job, seconds, memory_bytes, output_bytes, share)
 
@@ -120,11 +122,11 @@ def command(
     return _carry_out("bare", job, seconds, memory_bytes, output_bytes)
 
 
-def warm(*, interpreted: bool = False) -> None:
+def warm(*, interpreted: bool = False, packages: str = "") -> None:
     """Start the zygote that `run` (or with False, compiling) will need, without waiting for it."""
     if _can_fork():
         with _lock:
-            _zygote("interpreted" if interpreted else "compiled")
+            _zygote(packages or ("interpreted" if interpreted else "compiled"))
 
 
 def close() -> None:
@@ -145,6 +147,10 @@ def _environment(changes: dict | None, kind: str) -> dict:
         env["CUDA_VISIBLE_DEVICES"] = ""  # also by Inductor, which asks for it while it is loaded
     elif kind == "compiled":
         env.pop("TRITON_INTERPRET", None)
+    elif kind == "jax":
+        env |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        if not machine.gpu():  # it compiles for a GPU nevertheless, and needs none of CUDA's libraries for that
+            env |= {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     for name, value in (changes or {}).items():
         env.pop(name, None) if value is None else env.__setitem__(name, str(value))
     return env

@@ -1,7 +1,7 @@
 """What a function launches, line by line, and the bytes that each launch must at least read and write.
 
 `eager(fn, *args)` watches PyTorch's dispatcher while `fn` runs; `compiled(code)` reads the wrapper that Inductor
-generated. Both count an argument once a launch, at its whole size: the least that the launch can move through memory,
+generated, `xla(hlo)` XLA's optimised HLO, `relax(script)` TVM's graph. All count an argument once a launch, at its whole size: the least that the launch can move through memory,
 whatever its loops do. So the two can be compared with each other, and with what the hardware counted.
 """
 
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 @dataclass(frozen=True)
 class Launch:
     """One launch. kind: "eager", "Triton", "C++", "library" (cuBLAS and its like), "ATen" (an operator of PyTorch's, or
-    of its library of custom ones) or "own" (a Triton kernel of the reader's).
+    of its library of custom ones), "own" (a Triton kernel of the reader's), "XLA" or "TVM" (what these two generate).
 
     reads, writes: bytes, None where the code does not tell (an ATen call, a shape with a symbol in it).
     operators: the operators of the reader's program that it carries out. copies: it computes nothing, it only moves
@@ -200,6 +200,87 @@ def _graph(code: str) -> list[Launch]:
         else:
             launches.append(Launch("ATen", name.removeprefix("torch.ops."), operators, None, None))
         operators = ()
+    return launches
+
+
+_HLO_PART = re.compile(r"^(ENTRY )?%?([\w.-]+)(?: \([^\n]*)? \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+_HLO_LINE = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(?:, (.*))?$")
+_HLO_TYPE = re.compile(r"\b(pred|[suf]\d+\w*|bf16|c64|c128)\[([\d,]*)\]")
+_HLO_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"}
+_HLO_QUIET = _HLO_FREE | {"broadcast", "convert", "reshape", "iota"}
+
+
+def xla(hlo: str) -> list[Launch]:
+    """The launches in an optimised HLO module, in order; of a fusion with the operations inside it.
+
+    A library call is named by its target and, where it has one, its epilogue. Its workspace is not counted.
+    """
+    parts = {name: (bool(entry), body) for entry, name, body in _HLO_PART.findall(hlo)}
+    entry = next((body for is_entry, body in parts.values() if is_entry), None)
+    if entry is None:
+        raise ValueError("no HLO module here: it would hold an ENTRY computation")
+    return _computation(entry, {name: body for name, (_, body) in parts.items()})
+
+
+def _computation(body: str, parts: dict[str, str]) -> list[Launch]:
+    sizes, launches = {}, []
+    for line in body.splitlines():
+        if not (found := _HLO_LINE.match(line)):
+            continue
+        _, name, kind, op, arguments, rest = found.groups(default="")
+        own = [_hlo_bytes(*one) for one in _HLO_TYPE.findall(kind)]
+        if op == "custom-call" and len(own) > 1 and re.search(r"s8\[\d+\]\{0\}\)$", kind):
+            own.pop()  # a library's workspace
+        sizes[name] = sum(own)
+        if op in _HLO_FREE:
+            continue
+        if op == "call":  # a group of launches that become one CUDA graph
+            launches += _computation(parts[re.search(r"to_apply=%?([\w.-]+)", rest)[1]], parts)
+            continue
+        sources = tuple(re.findall(r"%?([A-Za-z_][\w.-]*)", re.sub(r"\S+\[[\d,]*\]\S* ", "", arguments)))
+        target = re.search(r'custom_call_target="([^"]+)"', rest)
+        inside = re.search(r"calls=%?([\w.-]+)", rest)
+        operators = _inside(parts.get(inside[1], "")) if inside else (op,)
+        made_by, shown = "XLA", name
+        if target:
+            epilogue = re.search(r'"epilogue":"(\w+)"', rest)
+            made_by = "library"
+            shown = target[1].strip("_").replace("$", " ") + (f", epilogue {epilogue[1]}" if epilogue else "")
+        elif "__triton" in rest:
+            made_by = "Triton"
+        moved = not set(operators) - {"copy", "transpose", "slice", "concatenate", "pad", "gather"}
+        reads = _sum(sizes.get(source) for source in dict.fromkeys(sources))
+        launches.append(Launch(made_by, shown, operators, reads, sizes[name], moved, sources, (name,)))
+    return launches
+
+
+def _inside(body: str) -> tuple[str, ...]:
+    ops = [found[4] for line in body.splitlines() if (found := _HLO_LINE.match(line))]
+    return tuple(dict.fromkeys(op for op in ops if op not in _HLO_QUIET))
+
+
+def _hlo_bytes(kind: str, sides: str) -> int:
+    bits = 8 if kind == "pred" else int(re.search(r"\d+", kind)[0])
+    return math.prod(int(side) for side in sides.split(",") if side) * bits // 8
+
+
+_RELAX_TENSOR = re.compile(r"(\w+): R\.Tensor\(\(([^)]*)\), dtype=\"(\w+)\"\)")
+_RELAX_CALL = re.compile(
+    r"(\w+)(?:: [^=]*)? = R\.call_tir\((?:\w+\.)?(\w+), \((.*?)\), out_\w+=R\.Tensor\(\(([^)]*)\), dtype=\"(\w+)\"\)"
+)
+
+
+def relax(script: str) -> list[Launch]:
+    """The launches in the main function of a Relax module that has been lowered (LegalizeOps and what follows)."""
+    sizes = {name: _bytes(shape, dtype) for name, shape, dtype in _RELAX_TENSOR.findall(script)}
+    launches = []
+    for name, function, arguments, shape, dtype in _RELAX_CALL.findall(script):
+        sources = tuple(re.findall(r"[A-Za-z_]\w*", arguments))
+        sizes[name] = _bytes(shape, dtype)
+        operators = tuple(function.removeprefix("fused_").split("_"))
+        reads = _sum(sizes.get(source) for source in dict.fromkeys(sources))
+        moved = re.fullmatch(r"(transpose|concatenate|take|strided_slice)\d*", function) is not None
+        launches.append(Launch("TVM", function, operators, reads, sizes[name], moved, sources, (name,)))
     return launches
 
 

@@ -1,4 +1,4 @@
-"""Generated code, to read: what Triton's compiler makes of a kernel, what torch.compile makes of a function.
+"""Generated code, to read: what Triton's compiler makes of a kernel, what torch.compile and XLA make of a function.
 
 Nothing here needs a GPU, nor the GPU that the code is for. A Triton or Gluon kernel is compiled in a child process,
 since a process that interprets Triton cannot compile it; registers and spills are what ptxas said, SASS is read by the
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import CodeType, FunctionType
 
-from . import child, cuda, machine, paper, refusals, show, source
+from . import apart, child, cuda, machine, paper, refusals, show, source
 
 _compiled: dict[tuple, "Compiled"] = {}
 _calls = itertools.count()
@@ -563,6 +563,140 @@ def _without_harness(code: str) -> str:
     runs, *harness = re.split(r"\n\n+def (?:get_args|benchmark_compiled_module)\(", code)
     inputs = re.findall(r"^ +(\w+ = rand_strided\(.*\))$", "\n".join(harness), re.MULTILINE)
     return "\n".join([runs, "", *(f"# {line}" for line in inputs), ""])
+
+
+@dataclass(frozen=True)
+class Xla:
+    """What XLA made of a JAX function for a GPU: each stage as text, and what XLA itself counted.
+
+    `stablehlo` is what JAX hands over, `before` the same as HLO, `after` the optimised HLO. `bytes_before` and
+    `bytes_after` are XLA's own count of bytes accessed, `seconds` what it took to compile. `ptx` is of the kernels
+    that XLA wrote itself. `mlir`: for each of these the modules that its emitter went through, in order.
+    """
+
+    stablehlo: str
+    before: str
+    after: str
+    ptx: str
+    bytes_before: float
+    bytes_after: float
+    seconds: float
+    mlir: dict[str, list[str]] = field(repr=False)
+
+    def dialects(self) -> dict[str, Counter]:
+        """How many operations of each MLIR dialect: what JAX hands over, then each emitter's first and last module."""
+        found = {"StableHLO": _dialects(self.stablehlo)}
+        for name, modules in self.mlir.items():
+            found |= {f"{name}, first": _dialects(modules[0]), f"{name}, last": _dialects(modules[-1])}
+        return found
+
+
+def xla(fn: Callable, *arguments: str, flags: Sequence[str] = (), mlir: bool = False) -> Xla:
+    """Compile a JAX function for this machine's GPU, and without one for an H200.
+
+    `fn` imports jax inside, or uses what its notebook's cells import inside of functions. `arguments`: dtype and shape
+    of each in HLO's spelling, "f16[4096,1024]". `flags`: of XLA_FLAGS. `mlir`: have every pass over MLIR written down,
+    which takes seconds. On a GPU XLA tries its alternatives and takes the fastest; without one it goes by its rules.
+    Raises `machine.NotReady` without JAX or its plugin for GPUs, and `apart.Failed`.
+    """
+    if lacking := apart.problem("jax", gpu=True):
+        raise lacking
+    card = "" if machine.gpu() else _H200
+    flags = (*flags, *["--xla_dump_emitter_re=.*"] * mlir)
+    call = f"_xla({fn.__name__}, {arguments!r}, {card!r}, {flags!r})"
+    with show.working("XLA"):
+        done = child.run(source.of(fn) + _XLA, call, packages="jax", seconds=300)
+    if not done.ok:
+        raise apart.Failed(f"XLA did not compile {fn.__name__}: {done.why()}")
+    value, mlir = done.value, {}
+    for name, text in value.pop("dumps").items():
+        modules = [_NOTED.sub("", part).strip() for part in _MLIR_DUMP.split(text)]
+        mlir[name] = [part for part in modules if "module" in part] or [text]
+    tidied = {stage: _tidy_hlo(value[stage]) for stage in ("before", "after")}
+    return Xla(**value | tidied, mlir=mlir)
+
+
+def _tidy_hlo(text: str) -> str:
+    """HLO without what tells where it came from: tables of files, metadata, shardings."""
+    text = re.sub(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n(?:.+\n)*\n*", "", text, flags=re.MULTILINE)
+    text = re.sub(r", (?:metadata|frontend_attributes|sharding)=\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}", "", text)
+    return text.strip()
+
+
+_MLIR_DUMP = re.compile(r"^// -----// IR Dump .*$", re.MULTILINE)
+_H200 = """gpu_device_info {
+ threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+ shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
+ registers_per_core_limit: 65536 registers_per_block_limit: 65536
+ block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+ memory_bandwidth: 4800000000000 l2_cache_size: 62914560 clock_rate_ghz: 1.98 device_memory_size: 150000000000
+ cuda_compute_capability { major: 9 } }
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 7 } runtime_version { major: 13 }
+device_description_str: "NVIDIA H200"
+"""
+"""An H200, in the words of XLA's GpuTargetConfigProto."""
+
+_XLA = """
+
+def _xla(fn, arguments, card, flags):
+    import glob
+    import os
+    import re
+    import tempfile
+    import time
+
+    folder = tempfile.mkdtemp()
+    flags = ["--xla_dump_to=" + folder, *flags]
+    os.environ["XLA_FLAGS"] = " ".join(flags + ["--xla_gpu_autotune_level=0"] * bool(card))
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import topologies
+    from jax.sharding import SingleDeviceSharding
+
+    names = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "s32": "int32"}
+    sharding = None
+    if card:
+        topology = topologies.get_topology_desc("h200", "cuda", target_config=card, topology="1x1x1")
+        sharding = SingleDeviceSharding(topology.devices[0])
+
+    def lower(sharding):
+        taken = [re.fullmatch(r"(\\w+)\\[([\\d,]*)\\]", a).groups() for a in arguments]
+        shapes = [(tuple(map(int, filter(None, sides.split(",")))), names[kind]) for kind, sides in taken]
+        return jax.jit(fn).lower(*[jax.ShapeDtypeStruct(s, jnp.dtype(d), sharding=sharding) for s, d in shapes])
+
+    def counted(analysis):
+        first = analysis[0] if isinstance(analysis, list) and analysis else analysis
+        return (first or {}).get("bytes accessed", float("nan"))
+
+    lowered = lower(sharding)
+    began = time.perf_counter()
+    compiled = lowered.compile()
+    seconds = time.perf_counter() - began
+    analysis = compiled.cost_analysis()
+    if not analysis and card:  # a card that is not here counts nothing; the CPU's client counts the card's HLO
+        from jaxlib import _jax
+
+        module = compiled.runtime_executable().hlo_modules()[0]
+        analysis = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, module)
+    dumps, ptx = {}, []
+    for path in sorted(glob.glob(folder + "/*")):
+        with open(path) as file:
+            text = file.read()
+        if path.endswith(".ptx"):
+            ptx.append(text)
+        elif found := re.search(r"jit_\\w+?\\.([\\w.]+)\\.(mlir-passes\\.log|triton-to-llvm\\.txt)$", path):
+            dumps[found[1]] = text
+    return {
+        "stablehlo": lowered.as_text(),
+        "before": lowered.as_text(dialect="hlo"),
+        "after": compiled.as_text(),
+        "ptx": "\\n".join(ptx),
+        "bytes_before": counted(lower(None).cost_analysis()),
+        "bytes_after": counted(analysis),
+        "seconds": seconds,
+        "dumps": dumps,
+    }
+"""
 
 
 def instructions(code: str) -> Counter:

@@ -75,6 +75,47 @@ def compare(rivals: dict[str, Callable], inputs: Inputs | None = None, rounds: i
     return {name: _summary(values, bursts[name], notes) for name, values in samples.items()}
 
 
+def queued(start: Callable[[], object], finish: Callable[[object], object], rounds: int = ROUNDS) -> Measurement:
+    """The GPU's time in µs for a call whose work runs on another framework's stream, where events cannot be set.
+
+    `start()` starts one call and returns something that `finish` waits for. The host's clock is read around a queue of
+    calls and around a fifth of it; their difference has no part of the first launch and of the waiting in it. Where the
+    host launches no faster than the GPU works, a note says that launches are included. Errors: `machine.NotReady` in
+    CPU mode. Against `compare` see the ids `timing.queued_vs_events.*`.
+    """
+    if not machine.gpu():
+        raise machine.NotReady("A GPU's time can only be measured on a GPU, and this is CPU mode.", "use a GPU")
+
+    def run(calls: int) -> tuple[float, float]:
+        began = time.perf_counter()
+        for _ in range(calls):
+            last = start()
+        launched = time.perf_counter()
+        finish(last)
+        return time.perf_counter() - began, launched - began
+
+    for _ in range(3):
+        run(2)
+    calls = max(10, min(1000, int(2.5 * BURST_US / (run(10)[0] * 1e5))))
+    samples, busy = [], []
+    with locks.exclusive("calls of another framework"):
+        watch = _Watch()
+        for i in range(rounds):
+            short, _ = run(calls // 5)
+            time.sleep(0.005)
+            long, launching = run(calls)
+            if i % 8 == 4:
+                watch.look()
+            samples.append((long - short) * 1e6 / (calls - calls // 5))
+            busy.append(launching / long)
+            time.sleep(0.005)
+    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
+    wide = f"spread {(high - low) / middle:.0%}" if high - low > SPREAD * middle else ""
+    host = "launches included: the host is no faster than the GPU" if statistics.median(busy) > 0.9 else ""
+    notes = "; ".join(filter(None, ["host's clock over a queue", host, wide, *watch.notes()]))
+    return Measurement(middle, "us", low, high, len(samples), notes)
+
+
 def ahead(calls: Iterable[Callable[[], object]]) -> None:
     """On a GPU, makes each call once, all in threads, so that what they compile is compiled at the same time.
 

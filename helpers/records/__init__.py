@@ -22,6 +22,8 @@ from .. import machine, show
 FOLDER = Path(__file__).parent
 REFERENCE = FOLDER / "nvidia-h200.json"
 """The record that CPU mode shows."""
+OUTPUTS = FOLDER / "outputs.json"
+"""What `output` shows where a package is missing; `HELPERS_OUTPUTS=FILE` has it written."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,45 @@ def text(key: str, make: Callable[[], str], *, rarely: bool = False) -> str:
         return f"({key}: not recorded yet)"
     about = record["texts_made_with"].get(key, record["machine"])
     return f"[recorded: {label(about)}]\n" + "\n".join(record["texts"][key])
+
+
+def output(key: str, make: Callable[[], object]) -> "Output":
+    """What takes no GPU to make but a package that may not be installed: made where it can be, recorded elsewhere.
+
+    `make` returns plain data, such as JSON carries, or raises `machine.NotReady`: then the recorded data are taken,
+    and a note says so with the command that mends it. Errors: what `make` raised, where nothing is recorded.
+    """
+    about = {**this_machine(), **machine.installed("apache-tvm", "jax")}
+    try:
+        value = json.loads(json.dumps(make()))
+    except machine.NotReady as missing:
+        entry = load(OUTPUTS)["texts"].get(key)
+        if entry is None:
+            raise
+        show.note(f"{missing.sentence} What follows is a recorded output. Mend: {missing.mend}", kind="warning")
+        return Output(json.loads("".join(entry)), False, label(load(OUTPUTS)["texts_made_with"][key]))
+    if path := os.environ.get("HELPERS_OUTPUTS"):
+        with FileLock(f"{path}.lock"):
+            record = load(Path(path))
+            record["texts"][key] = json.dumps(value, ensure_ascii=False, indent=1).splitlines()
+            record["texts_made_with"][key] = {"gpu": f"made on {about.pop('gpu')}", **about}
+            kept = {name: dict(sorted(record[name].items())) for name in ("texts", "texts_made_with")}
+            Path(path).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    return Output(value, True, label(about))
+
+
+@dataclass(frozen=True)
+class Output:
+    """Data from `output`, whether they were made by this very run, and where they were made."""
+
+    value: object
+    live: bool
+    where: str
+
+    @property
+    def caption(self) -> str:
+        """For the end of a caption."""
+        return "made here" if self.live else f"recorded: {self.where}"
 
 
 def _kept(key: str) -> bool:

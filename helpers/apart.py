@@ -1,0 +1,103 @@
+"""TVM and JAX, each in processes of their own; what keeps them from running here, in a sentence with its mend.
+
+    apart.run("tvm", stages, 256, 512)      # stages: a function of this notebook that imports tvm inside
+
+The text of the function travels, with what it needs, into a fork of a process that has the package imported, and a
+value that JSON can carry comes back. So a compiler that crashes takes no notebook with it, JAX leaves the GPU's memory
+to PyTorch, and neither package has to be installed for the rest of a lesson.
+"""
+
+import importlib.util
+import platform
+from collections.abc import Callable
+
+from . import child, machine, show, source
+
+INSTALL = "make lab EXTRAS=all"
+FFI = "0.1.14"
+"""The last apache-tvm-ffi that TVM 0.27 works with: newer ones crash where a schedule is written down."""
+
+_NAMES = {"tvm": "TVM", "jax": "JAX"}
+
+
+class Failed(machine.Plain, RuntimeError):
+    """A compiler refused, crashed or did not end; the message is its own, as far as it gave one."""
+
+
+def run(package: str, fn: Callable, *args, seconds: float = 300, env: dict | None = None):
+    """`fn(*args)` where `package` ("tvm" or "jax") is imported: in a process of its own.
+
+    args: plain values, which `repr` can spell. env: environment variables for this call. Returns what JSON carries of
+    the value. Raises `machine.NotReady` where the package cannot run here, and `Failed`.
+    """
+    if lacking := problem(package):
+        raise lacking
+    call = f"{fn.__name__}({', '.join(map(repr, args))})"
+    with show.working(f"{_NAMES[package]}: {fn.__name__}"):
+        done = child.run(source.of(fn), call, packages=package, seconds=seconds, env=env)
+    if not done.ok:
+        raise Failed(f"{_NAMES[package]} did not get through {fn.__name__}: {done.why()}")
+    return done.value
+
+
+def warm() -> None:
+    """Start loading what is installed of the two, without waiting for it."""
+    for package in _NAMES:
+        if not problem(package):
+            child.warm(packages=package)
+
+
+def problem(package: str, *, gpu: bool = False) -> machine.NotReady | None:
+    """What keeps `package` from running here; None where nothing does. gpu: JAX is to compile for a GPU, too."""
+    if importlib.util.find_spec(package) is None:
+        return _absent(package)
+    return _ffi() if package == "tvm" else _plugins(gpu)
+
+
+def _absent(package: str) -> machine.NotReady:
+    name, kind = _NAMES[package], platform.machine()
+    if package == "tvm" and (platform.system(), kind) != ("Linux", "x86_64"):
+        sentence = f"TVM is not installed, and has no wheel for {platform.system()} on {kind}."
+        return machine.NotReady(sentence, "run this lesson on Linux on x86-64; recorded outputs are shown here")
+    return machine.NotReady(f"{name} is not installed.", INSTALL)
+
+
+def _ffi() -> machine.NotReady | None:
+    found = machine.installed("apache-tvm-ffi").get("apache-tvm-ffi", "")
+    if not found or _numbers(found) <= _numbers(FFI):
+        return None
+    sentence = f"apache-tvm-ffi is {found}: from 0.1.15 on it crashes TVM 0.27 where a schedule is written down."
+    return machine.NotReady(sentence, "python -m pip install apache-tvm-ffi==0.1.14.post1")
+
+
+def _plugins(gpu: bool) -> machine.NotReady | None:
+    """JAX's plugins for CUDA come in pairs, for one major version of CUDA each, and in the version of jaxlib."""
+    import torch
+
+    listed = {major: machine.installed(*(f"jax-cuda{major}-{part}" for part in ("plugin", "pjrt"))) for major in "12 13".split()}
+    there = {major: found for major, found in listed.items() if found}
+    cuda = (torch.version.cuda or "13").partition(".")[0]
+    if len(there) > 1:
+        wrong = next((major for major in there if major != cuda), "12")
+        return machine.NotReady(
+            f"JAX has plugins for two major versions of CUDA here, {' and '.join(there)}, and takes either.",
+            f"python -m pip uninstall -y {' '.join(there[wrong])}",
+        )
+    if not there:
+        lacks = machine.NotReady("JAX is here without its plugin for GPUs, so it can compile for CPUs alone.", INSTALL)
+        return lacks if gpu else None
+    [(major, found)] = there.items()
+    if machine.gpu() and major != cuda:
+        sentence = f"JAX's plugin is for CUDA {major}, and torch, whose libraries it would load, for CUDA {cuda}."
+        right = f"jax-cuda{cuda}-plugin jax-cuda{cuda}-pjrt"
+        return machine.NotReady(sentence, f"python -m pip uninstall -y {' '.join(found)} && python -m pip install {right}")
+    mine = machine.installed("jaxlib").get("jaxlib", "")
+    if len(found) < 2 or any(_numbers(version) != _numbers(mine) for version in found.values()):
+        said = ", ".join(f"{name} {version}" for name, version in found.items())
+        wanted = f"jax-cuda{major}-plugin=={mine} jax-cuda{major}-pjrt=={mine}"
+        return machine.NotReady(f"JAX and its plugin must be of one version: jaxlib {mine}, {said}.", f"python -m pip install {wanted}")
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
