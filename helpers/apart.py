@@ -25,19 +25,26 @@ class Failed(machine.Plain, RuntimeError):
 
 
 def run(package: str, fn: Callable, *args, seconds: float = 300, env: dict | None = None):
-    """`fn(*args)` where `package` ("tvm" or "jax") is imported: in a process of its own.
+    """`fn(*args)` where `package` ("tvm" or "jax"; "torch" is always here) is imported: in a process of its own.
 
     args: plain values, which `repr` can spell. env: environment variables for this call. Returns what JSON carries of
     the value. Raises `machine.NotReady` where the package cannot run here, and `Failed`.
     """
-    if lacking := problem(package):
+    name = _NAMES.get(package, "PyTorch")
+    if package in _NAMES and (lacking := problem(package)):
         raise lacking
     call = f"{fn.__name__}({', '.join(map(repr, args))})"
-    with show.working(f"{_NAMES[package]}: {fn.__name__}"):
-        done = child.run(source.of(fn), call, packages=package, seconds=seconds, env=env)
+    with show.working(f"{name}: {fn.__name__}"):
+        loaded = package if package in _NAMES else ""
+        done = child.run(source.of(fn), call, packages=loaded, seconds=seconds, env=env)
     if not done.ok:
-        raise Failed(f"{_NAMES[package]} did not get through {fn.__name__}: {done.why()}")
+        raise Failed(f"{name} did not get through {fn.__name__}: {_short(done.why())}")
     return done.value
+
+
+def _short(said: str) -> str:
+    """A compiler's error without the program that it prints in the middle."""
+    return said if len(said) < 1000 else f"{said[:300]}\n...\n{said[-600:]}"
 
 
 def warm() -> None:

@@ -266,21 +266,27 @@ def _hlo_bytes(kind: str, sides: str) -> int:
 
 _RELAX_TENSOR = re.compile(r"(\w+): R\.Tensor\(\(([^)]*)\), dtype=\"(\w+)\"\)")
 _RELAX_CALL = re.compile(
-    r"(\w+)(?:: [^=]*)? = R\.call_tir\((?:\w+\.)?(\w+), \((.*?)\), out_\w+=R\.Tensor\(\(([^)]*)\), dtype=\"(\w+)\"\)"
+    r"^ *(\w+)(?:: R\.Tensor\(\(([^)]*)\), dtype=\"(\w+)\"\))? = "
+    r"(?:R\.call_tir\((?:\w+\.)?(\w+), \((.*?)\), out_\w+=R\.Tensor\(\(([^)]*)\), dtype=\"(\w+)\"\)|cls\.(\w+)\((.*?)\)$)",
+    re.MULTILINE,
 )
 
 
 def relax(script: str) -> list[Launch]:
-    """The launches in the main function of a Relax module that has been lowered (LegalizeOps and what follows)."""
-    sizes = {name: _bytes(shape, dtype) for name, shape, dtype in _RELAX_TENSOR.findall(script)}
+    """The launches in the function `main` of a Relax module that was lowered: each calls a TensorIR function, or a
+    group of them that FuseOps has made. Errors: ValueError where there is no `main`."""
+    found = re.search(r"^ *def main\(.*?(?=^\S|\Z|^ *def )", script, re.MULTILINE | re.DOTALL)
+    if not found:
+        raise ValueError("no Relax module here: it would hold `def main(`")
+    sizes = {name: _bytes(shape, dtype) for name, shape, dtype in _RELAX_TENSOR.findall(found[0])}
     launches = []
-    for name, function, arguments, shape, dtype in _RELAX_CALL.findall(script):
-        sources = tuple(re.findall(r"[A-Za-z_]\w*", arguments))
-        sizes[name] = _bytes(shape, dtype)
-        operators = tuple(function.removeprefix("fused_").split("_"))
-        reads = _sum(sizes.get(source) for source in dict.fromkeys(sources))
+    for name, shape, dtype, function, arguments, out_shape, out_dtype, group, given in _RELAX_CALL.findall(found[0]):
+        sources = tuple(re.findall(r"[A-Za-z_]\w*", arguments or given))
+        sizes[name] = _bytes(out_shape or shape, out_dtype or dtype)
+        function = function or group
         moved = re.fullmatch(r"(transpose|concatenate|take|strided_slice)\d*", function) is not None
-        launches.append(Launch("TVM", function, operators, reads, sizes[name], moved, sources, (name,)))
+        reads = _sum(sizes.get(source) for source in dict.fromkeys(sources))
+        launches.append(Launch("TVM", function, (function,), reads, sizes[name], moved, sources, (name,)))
     return launches
 
 

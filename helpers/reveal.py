@@ -584,10 +584,13 @@ class Xla:
     mlir: dict[str, list[str]] = field(repr=False)
 
     def dialects(self) -> dict[str, Counter]:
-        """How many operations of each MLIR dialect: what JAX hands over, then each emitter's first and last module."""
+        """How many operations of each MLIR dialect: what JAX hands over, then each emitter's first module, the most of
+        each dialect that there are in between, and the last."""
         found = {"StableHLO": _dialects(self.stablehlo)}
         for name, modules in self.mlir.items():
-            found |= {f"{name}, first": _dialects(modules[0]), f"{name}, last": _dialects(modules[-1])}
+            first, *between, last = map(_dialects, modules)
+            most = {d: max(counts[d] for counts in between) for d in sorted(set().union(*between))}
+            found |= {f"{name}, first": first, f"{name}, between": Counter(most), f"{name}, last": last}
         return found
 
 
