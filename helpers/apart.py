@@ -81,7 +81,9 @@ def _plugins(gpu: bool) -> machine.NotReady | None:
     """JAX's plugins for CUDA come in pairs, for one major version of CUDA each, and in the version of jaxlib."""
     import torch
 
-    listed = {major: machine.installed(*(f"jax-cuda{major}-{part}" for part in ("plugin", "pjrt"))) for major in "12 13".split()}
+    listed = {
+        major: machine.installed(*(f"jax-cuda{major}-{part}" for part in ("plugin", "pjrt"))) for major in ("12", "13")
+    }
     there = {major: found for major, found in listed.items() if found}
     cuda = (torch.version.cuda or "13").partition(".")[0]
     if len(there) > 1:
@@ -97,12 +99,16 @@ def _plugins(gpu: bool) -> machine.NotReady | None:
     if machine.gpu() and major != cuda:
         sentence = f"JAX's plugin is for CUDA {major}, and torch, whose libraries it would load, for CUDA {cuda}."
         right = f"jax-cuda{cuda}-plugin jax-cuda{cuda}-pjrt"
-        return machine.NotReady(sentence, f"python -m pip uninstall -y {' '.join(found)} && python -m pip install {right}")
+        return machine.NotReady(
+            sentence, f"python -m pip uninstall -y {' '.join(found)} && python -m pip install {right}"
+        )
     mine = machine.installed("jaxlib").get("jaxlib", "")
     if len(found) < 2 or any(_numbers(version) != _numbers(mine) for version in found.values()):
         said = ", ".join(f"{name} {version}" for name, version in found.items())
         wanted = f"jax-cuda{major}-plugin=={mine} jax-cuda{major}-pjrt=={mine}"
-        return machine.NotReady(f"JAX and its plugin must be of one version: jaxlib {mine}, {said}.", f"python -m pip install {wanted}")
+        return machine.NotReady(
+            f"JAX and its plugin must be of one version: jaxlib {mine}, {said}.", f"python -m pip install {wanted}"
+        )
     return None
 
 

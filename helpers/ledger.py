@@ -1,8 +1,9 @@
 """What a function launches, line by line, and the bytes that each launch must at least read and write.
 
 `eager(fn, *args)` watches PyTorch's dispatcher while `fn` runs; `compiled(code)` reads the wrapper that Inductor
-generated, `xla(hlo)` XLA's optimised HLO, `relax(script)` TVM's graph. All count an argument once a launch, at its whole size: the least that the launch can move through memory,
-whatever its loops do. So the two can be compared with each other, and with what the hardware counted.
+generated, `xla(hlo)` XLA's optimised HLO, `relax(script)` TVM's graph. All count an argument once a launch, at its
+whole size: the least that the launch can move through memory, whatever its loops do. So they can be compared with one
+another, and with what the hardware counted.
 """
 
 import math
@@ -267,7 +268,8 @@ def _hlo_bytes(kind: str, sides: str) -> int:
 _RELAX_TENSOR = re.compile(r"(\w+): R\.Tensor\(\(([^)]*)\), dtype=\"(\w+)\"\)")
 _RELAX_CALL = re.compile(
     r"^ *(\w+)(?:: R\.Tensor\(\(([^)]*)\), dtype=\"(\w+)\"\))? = "
-    r"(?:R\.call_tir\((?:\w+\.)?(\w+), \((.*?)\), out_\w+=R\.Tensor\(\(([^)]*)\), dtype=\"(\w+)\"\)|cls\.(\w+)\((.*?)\)$)",
+    r"(?:R\.call_tir\((?:\w+\.)?(\w+), \((.*?)\), out_\w+=R\.Tensor\(\(([^)]*)\), dtype=\"(\w+)\"\)"
+    r"|cls\.(\w+)\((.*?)\)$)",
     re.MULTILINE,
 )
 

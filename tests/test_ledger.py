@@ -142,3 +142,82 @@ def test_a_symbolic_shape_leaves_the_bytes_open():
 def test_text_without_a_wrapper_is_refused():
     with pytest.raises(ValueError, match="no wrapper"):
         ledger.compiled("(compile.code.chain: not recorded yet)")
+
+
+HLO = """HloModule jit_f, is_scheduled=true
+
+%fused_gelu (p: f16[64,32]) -> f16[64,32] {
+  %p = f16[64,32]{1,0} parameter(0)
+  %c = f16[] constant(0.5)
+  %half = f16[64,32]{1,0} broadcast(%c), dimensions={}
+  %t = f16[64,32]{1,0} tanh(%p)
+  ROOT %m = f16[64,32]{1,0} multiply(%half, %t)
+}
+
+%group (a: f16[64,16], b: f16[32,16]) -> f16[64,32] {
+  %a = f16[64,16]{1,0} parameter(0)
+  %b = f16[32,16]{1,0} parameter(1)
+  %call.1 = (f16[64,32]{1,0}, s8[4096]{0}) custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", \
+backend_config={"gemm_backend_config":{"epilogue":"BIAS_GELU"}}
+  %first = f16[64,32]{1,0} get-tuple-element(%call.1), index=0
+  ROOT %gelu = f16[64,32]{1,0} fusion(%first), kind=kLoop, calls=%fused_gelu
+}
+
+ENTRY %main (x: f16[64,16], w: f16[32,16]) -> f16[64,32] {
+  %x = f16[64,16]{1,0} parameter(0)
+  %w = f16[32,16]{1,0} parameter(1)
+  ROOT %graph = f16[64,32]{1,0} call(%x, %w), to_apply=%group
+}
+"""
+
+
+def test_an_optimised_hlo_module_is_read_launch_by_launch():
+    call, gelu = ledger.xla(HLO)  # what becomes one CUDA graph is still two launches
+    assert call.kind == "library" and call.name == "cublas lt matmul, epilogue BIAS_GELU"
+    assert (call.reads, call.writes) == (2 * (64 * 16 + 32 * 16), 2 * 64 * 32)  # the workspace is nobody's traffic
+    assert (gelu.kind, gelu.operators) == ("XLA", ("tanh", "multiply"))
+    assert gelu.reads == gelu.writes == 2 * 64 * 32
+    with pytest.raises(ValueError, match="no HLO module"):
+        ledger.xla("")
+
+
+def test_hlo_before_optimisation_counts_every_operator():
+    text = """HloModule jit_f
+
+ENTRY main.1 {
+  x.1 = f32[8,4]{1,0} parameter(0)
+  transpose.1 = f32[4,8]{0,1} transpose(x.1), dimensions={1,0}
+  ROOT add.1 = f32[4,8]{0,1} add(transpose.1, transpose.1)
+}
+"""
+    turned, added = ledger.xla(text)
+    assert turned.copies and not added.copies
+    assert (turned.reads, turned.writes, added.reads, added.writes) == (128, 128, 128, 128)
+
+
+RELAX = """
+@I.ir_module
+class Module:
+    @T.prim_func(private=True)
+    def transpose(w: T.Buffer((32, 16), "float16"), out: T.Buffer((16, 32), "float16")):
+        pass
+
+    @R.function
+    def main(x: R.Tensor((64, 16), dtype="float16"), w: R.Tensor((32, 16), dtype="float16")) -> R.Tensor((64, 32)):
+        cls = Module
+        with R.dataflow():
+            lv = R.call_tir(cls.transpose, (w,), out_ty=R.Tensor((16, 32), dtype="float16"))
+            lv_1: R.Tensor((64, 32), dtype="float32") = cls.fused_matmul_gelu(x, lv)
+            gv: R.Tensor((64, 32), dtype="float32") = lv_1
+            R.output(gv)
+        return gv
+"""
+
+
+def test_a_relax_module_is_read_launch_by_launch():
+    turned, product = ledger.relax(RELAX)
+    assert turned.copies and (turned.reads, turned.writes) == (2 * 32 * 16, 2 * 32 * 16)
+    assert product.name == "fused_matmul_gelu" and product.sources == ("x", "lv")
+    assert (product.reads, product.writes) == (2 * (64 * 16 + 16 * 32), 4 * 64 * 32)
+    with pytest.raises(ValueError, match="no Relax module"):
+        ledger.relax("")

@@ -126,3 +126,26 @@ def test_declared_ids_are_found_and_must_be_literals(tmp_path):
 @cpu_only
 def test_calls_ahead_are_a_gpus_alone():
     timing.ahead([lambda: pytest.fail("nothing is compiled in CPU mode")])
+
+
+def test_a_queue_of_calls_is_timed_without_its_start_and_its_end(monkeypatch):
+    """A device of a simulated clock: 300 µs a call, and 500 µs for the first launch and the waiting."""
+    clock = {"host": 0.0, "device": 0.0}
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    monkeypatch.setattr(timing, "_Watch", lambda: type("Quiet", (), {"look": lambda s: None, "notes": lambda s: []})())
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock["host"])
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
+
+    def queued(launch):
+        def start():
+            clock["host"] += launch
+            clock["device"] = max(clock["device"], clock["host"]) + 300e-6
+
+        def finish(last):
+            clock["host"] = max(clock["host"], clock["device"]) + 500e-6
+
+        return timing.queued(start, finish)
+
+    quick, slow = queued(20e-6), queued(400e-6)
+    assert quick.value == pytest.approx(300, rel=0.01) and "launches included" not in quick.note
+    assert slow.value == pytest.approx(400, rel=0.01) and "launches included" in slow.note

@@ -196,7 +196,7 @@ def output(key: str, make: Callable[[], object]) -> "Output":
         with FileLock(f"{path}.lock"):
             record = load(Path(path))
             record["texts"][key] = json.dumps(value, ensure_ascii=False, indent=1).splitlines()
-            record["texts_made_with"][key] = {"gpu": f"made on {about.pop('gpu')}", **about}
+            record["texts_made_with"][key] = about | {"gpu": f"made on {about['gpu']}"}
             kept = {name: dict(sorted(record[name].items())) for name in ("texts", "texts_made_with")}
             Path(path).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     return Output(value, True, label(about))
@@ -290,15 +290,16 @@ def _versions(about: dict) -> dict:
     return {name: version for name, version in about.items() if name != "date"}
 
 
-def declared(notebook: Path) -> dict[str, list[int]]:
-    """The ids that a notebook declares, each with the indices of its cells: literals in records.* calls."""
+def declared(notebook: Path, calls: tuple[str, ...] = ()) -> dict[str, list[int]]:
+    """The ids that a notebook declares, each with the indices of its cells: literals in calls of records.figures and
+    its like, or in `calls`."""
     out: dict[str, list[int]] = {}
     for index, cell in enumerate(json.loads(notebook.read_text())["cells"]):
         if cell["cell_type"] != "code":
             continue
         source = "\n".join("" if line.startswith(("%", "!")) else line for line in "".join(cell["source"]).splitlines())
         for node in ast.walk(ast.parse(source)):
-            if not (isinstance(node, ast.Call) and ast.unparse(node.func) in _CALLS):
+            if not (isinstance(node, ast.Call) and ast.unparse(node.func) in (calls or _CALLS)):
                 continue
             first = 1 if ast.unparse(node.func) == "records.figures" else 0
             for argument in node.args[first:] if first else node.args[:1]:

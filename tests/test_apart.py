@@ -1,0 +1,140 @@
+"""TVM and JAX in processes of their own; what is said where they cannot run."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from helpers import apart, ledger, machine, reveal
+
+tvm_is_here = pytest.mark.skipif(apart.problem("tvm") is not None, reason="TVM is not installed")
+jax_is_here = pytest.mark.skipif(apart.problem("jax", gpu=True) is not None, reason="JAX or its plugin is missing")
+
+
+def twice(n):
+    return 2 * n
+
+
+def crash():
+    import os
+
+    os.abort()
+
+
+def tvm_version(n):
+    import tvm
+
+    return [tvm.__version__, twice(n)]
+
+
+def jax_sum(n):
+    import os
+
+    import jax
+
+    total = jax.jit(lambda x: (x * n).sum())(jax.numpy.arange(4.0))
+    return [float(total), os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"]]
+
+
+def test_a_function_runs_by_its_text_and_a_crash_stays_apart():
+    assert apart.run("torch", twice, 21) == 42
+    with pytest.raises(apart.Failed, match="SIGABRT"):
+        apart.run("torch", crash)
+    assert apart.run("torch", twice, 1) == 2
+
+
+@tvm_is_here
+def test_tvm_is_loaded_there_and_not_here():
+    assert apart.run("tvm", tvm_version, 3)[1] == 6
+    assert "tvm" not in sys.modules
+
+
+@jax_is_here
+def test_jax_leaves_the_memory_of_the_gpu_alone():
+    assert apart.run("jax", jax_sum, 2) == [12.0, "false"]
+    assert "jax" not in sys.modules
+
+
+def refusal(monkeypatch, package, versions, gpu=True, cuda="13.0"):
+    import torch
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(machine, "installed", lambda *names: {n: versions[n] for n in names if n in versions})
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    return apart.problem(package, gpu=gpu)
+
+
+PAIR = {"jax-cuda13-plugin": "0.10.2", "jax-cuda13-pjrt": "0.10.2"}
+JAX = {"jaxlib": "0.10.2"}
+
+
+@pytest.mark.parametrize(
+    ("package", "versions", "sentence", "mend"),
+    [
+        ("tvm", {"apache-tvm-ffi": "0.1.15.post2"}, "crashes TVM", "apache-tvm-ffi==0.1.14.post1"),
+        ("jax", JAX, "without its plugin for GPUs", "make lab"),
+        ("jax", JAX | PAIR | {"jax-cuda12-plugin": "0.10.2"}, "two major versions of CUDA", "uninstall -y jax-cuda12"),
+        ("jax", JAX | PAIR | {"jax-cuda13-pjrt": "0.9.1"}, "must be of one version", "jax-cuda13-pjrt==0.10.2"),
+        ("jax", {"jaxlib": "0.11.2"} | PAIR, "must be of one version", "jax-cuda13-plugin==0.11.2"),
+        ("jax", JAX | {"jax-cuda13-plugin": "0.10.2"}, "must be of one version", "jax-cuda13-pjrt==0.10.2"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_mend(monkeypatch, package, versions, sentence, mend):
+    problem = refusal(monkeypatch, package, versions)
+    assert sentence in problem.sentence and mend in problem.mend
+
+
+def test_nothing_is_said_where_nothing_is_wrong(monkeypatch):
+    assert refusal(monkeypatch, "tvm", {"apache-tvm-ffi": "0.1.14.post1"}) is None
+    assert refusal(monkeypatch, "jax", JAX | PAIR) is None
+    assert refusal(monkeypatch, "jax", JAX, gpu=False) is None
+
+
+def test_a_plugin_for_another_cuda_than_torchs_is_named_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    problem = refusal(monkeypatch, "jax", JAX | PAIR, cuda="12.6")
+    assert "for CUDA 13" in problem.sentence and "jax-cuda12-plugin" in problem.mend
+
+
+@pytest.mark.parametrize(("package", "name"), [("tvm", "TVM"), ("jax", "JAX")])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, package, name):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    problem = apart.problem(package)
+    assert problem.sentence.startswith(f"{name} is not installed") and problem.mend
+    with pytest.raises(machine.NotReady, match="is not installed"):
+        apart.run(package, twice, 1)
+
+
+def jax_layer(x, w, b):
+    import jax
+
+    y = x @ w.T + b
+    return y * jax.nn.sigmoid(1.702 * y)
+
+
+@jax_is_here
+def test_xla_compiles_for_a_card_that_is_not_here():
+    arguments = ("f16[512,256]", "f16[384,256]", "f16[384]")
+    least = 2 * (512 * 256 + 384 * 256 + 384) + 2 * 512 * 384
+    generated = reveal.xla(jax_layer, *arguments)
+    assert "stablehlo.dot_general" in generated.stablehlo and "metadata=" not in generated.after
+    product, activation = ledger.xla(generated.after)
+    assert (product.kind, activation.kind) == ("Triton", "XLA")
+    assert ledger.total([product, activation]) == generated.bytes_after == least + 4 * 512 * 384
+    assert generated.bytes_before > 3 * generated.bytes_after and not generated.mlir
+    called = ledger.xla(reveal.xla(jax_layer, *arguments, flags=("--xla_gpu_enable_triton_gemm=false",)).after)
+    assert called[0].kind == "library" and "epilogue BIAS" in called[0].name and called[0].writes == 2 * 512 * 384
+
+
+@jax_is_here
+def test_the_dialects_of_a_generated_kernel():
+    found = reveal.xla(jax_layer, "f16[64,64]", "f16[64,64]", "f16[64]", mlir=True).dialects()
+    assert found["StableHLO"]["stablehlo"] > 10
+    lasts = [counts for stage, counts in found.items() if stage.endswith("last")]
+    assert lasts and all(counts["llvm"] > 10 and not counts["tt"] for counts in lasts)
+
+
+@jax_is_here
+def test_what_xla_refuses_is_told():
+    with pytest.raises(apart.Failed, match="did not compile"):
+        reveal.xla(jax_layer, "f16[64,63]", "f16[64,64]", "f16[64]")
