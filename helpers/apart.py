@@ -11,7 +11,7 @@ import importlib.util
 import platform
 from collections.abc import Callable
 
-from . import child, machine, show, source
+from . import child, machine, source
 
 INSTALL = "make lab EXTRAS=all"
 FFI = "0.1.14"
@@ -30,6 +30,8 @@ def run(package: str, fn: Callable, *args, seconds: float = 300, env: dict | Non
     args: plain values, which `repr` can spell. env: environment variables for this call. Returns what JSON carries of
     the value. Raises `machine.NotReady` where the package cannot run here, and `Failed`.
     """
+    from . import show  # it needs IPython, and the doctor asks for `problem` where that may be missing
+
     name = _NAMES.get(package, "PyTorch")
     if package in _NAMES and (lacking := problem(package)):
         raise lacking

@@ -5,6 +5,7 @@ notebook's first cell, and the doctor makes the same. The trials in `helpers.tri
 in a process of its own, since a statement that something works is true only once it has worked.
 """
 
+import importlib.util
 import json
 import os
 import platform
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from warnings import catch_warnings
 
-from . import ROOT, install, machine
+from . import ROOT, apart, install, machine
 from .machine import Driver, installed, nvidia
 
 GIB = 2**30
@@ -106,7 +107,8 @@ def checks() -> list[Row]:
     rows += [packages(), folder(), disk(), torch()]
     if rows[-1].state != "missing":
         rows += [gpu(), cupy()]
-    return [*rows, triton(), compiler()]
+    stuck = any(row.needed and row.state == "missing" for row in rows)
+    return [*rows, triton(), compiler(), *([] if stuck else compilers())]
 
 
 def system() -> Row:
@@ -321,8 +323,17 @@ def compiler() -> Row:
     """g++, which torch.compile and the CPU runner of CUDA C call."""
     if path := shutil.which("g++"):
         return Row("C++ compiler", "ok", f"{path}.")
-    sentence = "There is no g++: torch.compile and raw CUDA in CPU mode (lessons 00, 03, 08) need it."
+    sentence = "There is no g++: torch.compile and raw CUDA in CPU mode (lessons 00, 03, 04, 08, 09) need it."
     return Row("C++ compiler", "missing", sentence, install.package("g++", dnf="gcc-c++"), warn=True)
+
+
+def compilers() -> list[Row]:
+    """TVM and JAX where they are installed, but something about them is not as it has to be."""
+    rows = []
+    for package, name in (("tvm", "TVM"), ("jax", "JAX")):
+        if importlib.util.find_spec(package) and (problem := apart.problem(package)):
+            rows.append(Row(name, "limited", problem.sentence, problem.mend))
+    return rows
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -375,3 +375,14 @@ def test_the_doctor_on_this_machine():
     for row in said["rows"]:
         assert row["sentence"].endswith((".", ")")) and (row["state"] == "ok") == (row["mend"] == ""), row
     assert os.times().elapsed - began < 120
+
+
+def test_a_compiler_that_is_installed_but_not_as_it_has_to_be_gets_a_row(monkeypatch):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name)
+    problem = machine.NotReady("JAX and its plugin must be of one version.", "python -m pip install jaxlib")
+    monkeypatch.setattr(doctor.apart, "problem", lambda package: problem if package == "jax" else None)
+    [row] = doctor.compilers()
+    assert (row.name, row.state, row.sentence, row.mend) == ("JAX", "limited", problem.sentence, problem.mend)
+    assert not row.needed and not row.warn
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    assert doctor.compilers() == []

@@ -177,6 +177,9 @@ def text(key: str, make: Callable[[], str], *, rarely: bool = False) -> str:
     return f"[recorded: {label(about)}]\n" + "\n".join(record["texts"][key])
 
 
+_told: set[str] = set()
+
+
 def output(key: str, make: Callable[[], object]) -> "Output":
     """What takes no GPU to make but a package that may not be installed: made where it can be, recorded elsewhere.
 
@@ -190,7 +193,9 @@ def output(key: str, make: Callable[[], object]) -> "Output":
         entry = load(OUTPUTS)["texts"].get(key)
         if entry is None:
             raise
-        show.note(f"{missing.sentence} What follows is a recorded output. Mend: {missing.mend}", kind="warning")
+        if missing.sentence not in _told:  # once in a lesson
+            show.note(f"{missing.sentence} What follows are recorded outputs. Mend: {missing.mend}", kind="warning")
+            _told.add(missing.sentence)
         return Output(json.loads("".join(entry)), False, label(load(OUTPUTS)["texts_made_with"][key]))
     if path := os.environ.get("HELPERS_OUTPUTS"):
         with FileLock(f"{path}.lock"):
