@@ -414,8 +414,9 @@ def inductor(fn, *args, run=True, arch: str | None = None) -> Generated:
 
     plain_save = GraphLowering.save_output_code
     GraphLowering.save_output_code = staticmethod(save)
-    # code that nobody compiles: no need to try which vector instructions g++ can make, nor to look it up on disk
-    quick = {} if run else {"cpp.vec_isa_ok": True, "fx_graph_cache": False}
+    # code that nobody compiles: no need to try which vector instructions g++ can make, nor to look it up on disk, nor
+    # for a GPU to start a process a processor, which would compile each kernel before the code is whole
+    quick = {} if run else {"cpp.vec_isa_ok": True, "fx_graph_cache": False, "compile_threads": 1}
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
         with show.working("torch.compile"), refusals.strictly(name), torch._inductor.config.patch(quick):

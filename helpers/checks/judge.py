@@ -150,6 +150,8 @@ class Trial:
 
     def run(self) -> list[Finding]:
         """Both passes, and what they leave open; ends at the first that finds something."""
+        if self.gpu:
+            child.warm()  # what the second pass runs in is loaded while the first one is at work
         findings = self.on_cpu()
         if not findings and not self.can_run():
             here = f"this GPU is {machine.here().arch}" if self.gpu else "this machine has no GPU"
