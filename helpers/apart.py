@@ -9,7 +9,9 @@ to PyTorch, and neither package has to be installed for the rest of a lesson.
 
 import importlib.util
 import platform
+import re
 from collections.abc import Callable
+from functools import cache
 
 from . import child, machine, source
 
@@ -61,6 +63,18 @@ def problem(package: str, *, gpu: bool = False) -> machine.NotReady | None:
     if importlib.util.find_spec(package) is None:
         return _absent(package)
     return _ffi() if package == "tvm" else _plugins(gpu)
+
+
+@cache
+def jax_on_gpu() -> machine.NotReady | None:
+    """What keeps JAX from using this machine's GPU; None where nothing does. JAX itself is asked, once: seconds."""
+    if lacking := problem("jax", gpu=True):
+        return lacking
+    done = child.run("import jax", "jax.devices()[0].platform", packages="jax", seconds=120)
+    if done.value == "gpu":
+        return None
+    said = re.findall(r"^\w+Error: (.+)", done.stderr, re.MULTILINE)
+    return machine.NotReady(f"JAX cannot use the GPU here: {said[0] if said else done.why()}", INSTALL)
 
 
 def _absent(package: str) -> machine.NotReady:

@@ -149,8 +149,12 @@ def _environment(changes: dict | None, kind: str) -> dict:
         env.pop("TRITON_INTERPRET", None)
     elif kind == "jax":
         env |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        if not machine.gpu():  # it compiles for a GPU nevertheless, and needs none of CUDA's libraries for that
+        if machine.gpu():  # named, or JAX would go on with the CPU where it cannot use the GPU
+            env |= {"JAX_PLATFORMS": "cuda"}
+        else:  # it compiles for a GPU nevertheless, and needs none of CUDA's libraries for that
             env |= {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+    elif kind == "tvm":  # an extension for torch's tensors, not used here: it asks for a GPU before anything is forked
+        env["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"
     for name, value in (changes or {}).items():
         env.pop(name, None) if value is None else env.__setitem__(name, str(value))
     return env

@@ -72,21 +72,22 @@ def compare(rivals: dict[str, Callable], inputs: Inputs | None = None, rounds: i
                 break
         torch.cuda.synchronize()
         notes = [note, *watch.notes()]
-    return {name: _summary(values, bursts[name], notes) for name, values in samples.items()}
+    return {name: _summary(values, bursts[name].note, notes) for name, values in samples.items()}
 
 
-def queued(start: Callable[[], object], finish: Callable[[object], object], rounds: int = ROUNDS) -> Measurement:
+def queued(rivals: dict[str, tuple[Callable, Callable]], rounds: int = ROUNDS) -> dict[str, Measurement]:
     """The GPU's time in µs for a call whose work runs on another framework's stream, where events cannot be set.
 
-    `start()` starts one call and returns something that `finish` waits for. The host's clock is read around a queue of
-    calls and around a fifth of it; their difference has no part of the first launch and of the waiting in it. Where the
-    host launches no faster than the GPU works, a note says that launches are included. Errors: `machine.NotReady` in
-    CPU mode. Against `compare` see the ids `timing.queued_vs_events.*`.
+    Each rival is a pair: `start()` starts one call and returns something that `finish(it)` waits for. The host's clock
+    is read around a queue of calls and around a fifth of it; their difference has no part of the first launch and of
+    the waiting in it. Rivals take turns. Where the host launches no faster than the GPU works, a note says that
+    launches are included. Errors: `machine.NotReady` in CPU mode. Against `compare` see `timing.queued_vs_events.*`.
     """
     if not machine.gpu():
         raise machine.NotReady("A GPU's time can only be measured on a GPU, and this is CPU mode.", "use a GPU")
 
-    def run(calls: int) -> tuple[float, float]:
+    def run(name: str, calls: int) -> tuple[float, float]:
+        start, finish = rivals[name]
         began = time.perf_counter()
         for _ in range(calls):
             last = start()
@@ -94,27 +95,31 @@ def queued(start: Callable[[], object], finish: Callable[[object], object], roun
         finish(last)
         return time.perf_counter() - began, all_launched - began
 
-    for _ in range(3):
-        run(2)
-    calls = max(10, min(1000, int(2.5 * BURST_US / (run(10)[0] * 1e5))))
-    samples, launched = [], []
-    with locks.exclusive("calls of another framework"):
+    calls = {}
+    for name in rivals:
+        for _ in range(3):
+            run(name, 2)
+        calls[name] = max(10, min(1000, int(2.5 * BURST_US / (run(name, 10)[0] * 1e5))))
+    samples, launched = {name: [] for name in rivals}, {name: [] for name in rivals}
+    with locks.exclusive(", ".join(rivals)):
         watch = _Watch()
         for i in range(rounds):
-            short, _ = run(calls // 5)
-            time.sleep(0.005)
-            long, launching = run(calls)
-            if i % 8 == 4:
-                watch.look()
-            samples.append((long - short) * 1e6 / (calls - calls // 5))
-            launched.append(launching * 1e6 / calls)
-            time.sleep(0.005)
-    low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
-    wide = f"spread {(high - low) / middle:.0%}" if high - low > SPREAD * middle else ""
-    late = statistics.median(launched) > 0.9 * middle
-    host = "launches included: the host is no faster than the GPU" if late else ""
-    notes = "; ".join(filter(None, ["host's clock over a queue", host, wide, *watch.notes()]))
-    return Measurement(middle, "us", low, high, len(samples), notes)
+            for name in rivals if i % 2 == 0 else reversed(rivals):
+                count = calls[name]
+                short, _ = run(name, count // 5)
+                time.sleep(0.005)
+                long, launching = run(name, count)
+                if i % 8 == 4:
+                    watch.look()
+                samples[name].append((long - short) * 1e6 / (count - count // 5))
+                launched[name].append(launching * 1e6 / count)
+                time.sleep(0.005)
+    out = {}
+    for name, values in samples.items():
+        late = statistics.median(launched[name]) > 0.9 * statistics.median(values)
+        host = "; launches included: the host is no faster than the GPU" if late else ""
+        out[name] = _summary(values, f"host's clock over a queue{host}", watch.notes())
+    return out
 
 
 def ahead(calls: Iterable[Callable[[], object]]) -> None:
@@ -362,7 +367,7 @@ class _Watch:
         return [*out, f"clocks not watched: {self.blind}"] if self.blind else out
 
 
-def _summary(samples: list[float], burst: _Burst, notes: list[str]) -> Measurement:
+def _summary(samples: list[float], how: str, notes: list[str]) -> Measurement:
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
     wide = f"spread {(high - low) / middle:.0%}" if high - low > SPREAD * middle else ""
-    return Measurement(middle, "us", low, high, len(samples), "; ".join(filter(None, [burst.note, wide, *notes])))
+    return Measurement(middle, "us", low, high, len(samples), "; ".join(filter(None, [how, wide, *notes])))

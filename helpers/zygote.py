@@ -101,9 +101,9 @@ def load_tvm() -> None:
     inspect.stack = _stack
     for module in ("relax.frontend.torch", "s_tir.dlight", "s_tir.meta_schedule", "s_tir.tensor_intrin"):
         importlib.import_module(f"tvm.{module}")
-    import torch
-
-    torch.export.export(torch.nn.Linear(1, 1), (torch.ones(1, 1),))  # what the first export imports takes seconds
+    # what the first export imports takes seconds; the export itself would ask for a GPU, and then no fork could use it
+    for module in ("torch._dynamo", "torch.export._trace", "torch._export.non_strict_utils"):
+        importlib.import_module(module)
 
 
 def load_jax() -> None:

@@ -22,10 +22,9 @@ def test_a_ratio_is_the_rivals_time_over_ours_and_says_when_it_is_not_resolved()
 
 
 def test_a_summary_is_the_median_with_quartiles_and_names_a_wide_spread():
-    burst = timing._Burst(lambda: None, 1, 0)
-    tight = timing._summary([10.0, 10.1, 9.9, 10.0, 10.05], burst, [])
+    tight = timing._summary([10.0, 10.1, 9.9, 10.0, 10.05], "", [])
     assert (tight.value, tight.low, tight.high, tight.n, tight.note) == (10.0, 10.0, 10.05, 5, "")
-    assert "spread 20%" in timing._summary([9.0, 9.0, 10.0, 11.0, 11.0], burst, []).note
+    assert "spread 20%" in timing._summary([9.0, 9.0, 10.0, 11.0, 11.0], "", []).note
 
 
 class Nvml:
@@ -136,7 +135,7 @@ def test_a_queue_of_calls_is_timed_without_its_start_and_its_end(monkeypatch):
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock["host"])
     monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
 
-    def queued(launch):
+    def call(launch):
         def start():
             clock["host"] += launch
             clock["device"] = max(clock["device"], clock["host"]) + 300e-6
@@ -144,8 +143,8 @@ def test_a_queue_of_calls_is_timed_without_its_start_and_its_end(monkeypatch):
         def finish(last):
             clock["host"] = max(clock["host"], clock["device"]) + 500e-6
 
-        return timing.queued(start, finish)
+        return start, finish
 
-    quick, slow = queued(20e-6), queued(400e-6)
+    quick, slow = timing.queued({"quick": call(20e-6), "slow": call(400e-6)}).values()
     assert quick.value == pytest.approx(300, rel=0.01) and "launches included" not in quick.note
     assert slow.value == pytest.approx(400, rel=0.01) and "launches included" in slow.note
