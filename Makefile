@@ -37,7 +37,7 @@ lab: install
 	@$(run) helpers lab -- $(LAB_ARGS)
 
 test: install
-	$(pytest) -m "not slow" tests $(notebooks) $(TEST_ARGS)
+	$(run) tests.halves $(TEST_ARGS)
 
 test-slow: install
 	$(pytest) -m slow tests $(TEST_ARGS)

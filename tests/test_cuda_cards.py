@@ -6,9 +6,9 @@ options and name expressions, or in a string of its own.
 """
 
 import ast
+import contextlib
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
@@ -85,7 +85,7 @@ def in_notebook(path) -> list[tuple[str, tuple, tuple]]:
 
 @cache
 def compilations() -> dict[tuple[str, str], tuple]:
-    """(what, arch) -> (Binary or CompileError, threads a block, dynamic shared memory), compiled side by side."""
+    """(what, arch) -> (Binary or CompileError, threads a block, dynamic shared memory)."""
     asked = {}
     for rung in RUNGS:
         for arch in CARDS:
@@ -106,15 +106,15 @@ def compilations() -> dict[tuple[str, str], tuple]:
             for arch in fixed or cards_of(code):
                 asked[f"{path.relative_to(ROOT)} {i}", arch] = (code, arch, options, names), 0, 0
 
-    def made(one):
-        (code, arch, options, names), threads, shared = one
+    def made(*one):
         try:
-            return cuda.compile(code, arch, options, names), threads, shared
+            return cuda.compile(*one)
         except cuda.CompileError as error:
-            return error, threads, shared
+            return error
 
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(asked, pool.map(made, asked.values()), strict=True))
+    with contextlib.suppress(cuda.CompileError):  # which of them it was is asked one by one
+        cuda.compile_all(one for one, *_ in asked.values())
+    return {what: (made(*one), threads, shared) for what, (one, threads, shared) in asked.items()}
 
 
 @pytest.mark.parametrize("arch", CARDS)

@@ -1,0 +1,38 @@
+"""What `make test` runs: the notebooks in a process beside that of the unit tests, for either keeps one core busy.
+
+`python -m tests.halves [options of pytest]`. On a GPU one follows the other, since some of them time what they do.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from helpers import ROOT, machine
+
+UNITS, NOTEBOOKS = ["tests"], ["notebooks", "labs", "solutions"]
+NOTHING = 5
+"""pytest's exit status where no test was chosen, as `-k` may do for one of the two."""
+
+
+def main(options: list[str], root: Path = ROOT, together: bool = True) -> int:
+    """Run both; the unit tests are heard at once, the notebooks at their end. The exit status is the worse one."""
+    command = [sys.executable, "-m", "pytest", "--nbval-lax", "-m", "not slow"]
+    apart = ["-o", "cache_dir=.pytest_cache/notebooks"]  # what failed last is noted by each for itself
+    with tempfile.TemporaryFile("w+") as said:
+        with subprocess.Popen([*command, *NOTEBOOKS, *apart, *options], cwd=root, stdout=said, stderr=said) as beside:
+            if not together:
+                beside.wait()
+            units = subprocess.run([*command, *UNITS, *options], cwd=root).returncode
+        said.seek(0)
+        print(said.read(), flush=True)
+    return worse(units, beside.returncode)
+
+
+def worse(*statuses: int) -> int:
+    """The exit status of both; one that a signal ended counts as failed."""
+    return max({1 if status < 0 else status for status in statuses} - {NOTHING}, default=NOTHING)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], together=not machine.gpu()))
