@@ -7,6 +7,8 @@ import pytest
 
 from tests import browser, lab_server
 
+pytestmark = pytest.mark.slow
+
 LESSON = "work/notebooks/01_measuring.ipynb"
 
 

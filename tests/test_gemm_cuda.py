@@ -179,7 +179,11 @@ def mma_sync_in_c() -> str:
 @pytest.mark.skipif(machine.gpu(), reason="the CPU runner's checks")
 @pytest.mark.parametrize(
     ("sizes", "blocks"),
-    [((32, 64, 64, 16, 32, 3), 2), ((32, 64, 32, 16, 32, 2), 5), ((64, 64, 64, 32, 32, 4), 1)],
+    [
+        ((32, 64, 32, 16, 32, 2), 5),
+        pytest.param((32, 64, 64, 16, 32, 3), 2, marks=pytest.mark.slow),
+        pytest.param((64, 64, 64, 32, 32, 4), 1, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_mma_sync_around_its_instructions_equals_float64(sizes, blocks):

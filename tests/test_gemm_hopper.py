@@ -46,21 +46,28 @@ def emulated(rung, folder, gelu=False, change=("", ""), **macros):
     return ran.stdout.strip() or (f"ended with {ran.returncode}" if ran.returncode else "")
 
 
-@pytest.mark.parametrize("rung", RUNGS, ids=str)
+def those(rungs) -> list:
+    """All of them, in make test the simplest and the last."""
+    return [pytest.param(r, marks=[] if r in (rungs[0], rungs[-1]) else pytest.mark.slow, id=str(r)) for r in rungs]
+
+
+@pytest.mark.parametrize("rung", those(RUNGS))
 def test_values_and_waits(rung, tmp_path):
     assert emulated(rung, tmp_path) == ""
 
 
-@pytest.mark.parametrize("rung", [r for r in RUNGS if r.gelu], ids=str)
+@pytest.mark.parametrize("rung", those([r for r in RUNGS if r.gelu]))
 def test_values_with_bias_and_gelu(rung, tmp_path):
     assert emulated(rung, tmp_path, gelu=True) == ""
 
 
+@pytest.mark.slow
 def test_four_blocks_share(tmp_path):
     rung = next(r for r in RUNGS if r.name == "async_stores")
     assert emulated(rung, tmp_path, CLUSTER=4, GROUP=1, STAGES=2, W_ROWS=64) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
