@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from helpers import apart, ledger, machine, reveal
+from helpers import apart, child, ledger, machine, reveal
 
 tvm_is_here = pytest.mark.skipif(apart.problem("tvm") is not None, reason="TVM is not installed")
 jax_is_here = pytest.mark.skipif(apart.problem("jax", gpu=True) is not None, reason="JAX or its plugin is missing")
@@ -47,6 +47,37 @@ def test_a_function_runs_by_its_text_and_a_crash_stays_apart():
 def test_tvm_is_loaded_there_and_not_here():
     assert apart.run("tvm", tvm_version, 3)[1] == 6
     assert "tvm" not in sys.modules
+
+
+@tvm_is_here
+def test_loading_tvm_asks_for_no_gpu():
+    """Else no fork of that process could use one."""
+    script = """
+import os, torch
+def asked(*args, **kwargs):
+    raise SystemExit("CUDA was asked for")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = torch._C._ensureCUDADeviceGuardSet = asked
+from helpers import child, zygote
+os.environ.update(child._environment(None, "tvm"))
+zygote.load_tvm()
+import tvm
+"""
+    done = child.python(["-c", script], seconds=120)
+    assert done.ok, done.stderr
+
+
+@jax_is_here
+@pytest.mark.skipif(machine.gpu(), reason="JAX can use the GPU here")
+def test_jax_that_cannot_use_the_gpu_says_why_and_does_not_go_on_with_the_cpu(monkeypatch):
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    child.close()  # a process that was started in CPU mode has its platform already
+    try:
+        why = apart.jax_on_gpu.__wrapped__()
+        with pytest.raises(apart.Failed):
+            apart.run("jax", jax_sum, 2)
+    finally:
+        child.close()
+    assert why.sentence.startswith("JAX cannot use the GPU here: ") and why.mend == apart.INSTALL
 
 
 @jax_is_here
