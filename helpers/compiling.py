@@ -4,11 +4,13 @@
 paper (`helpers.paper`); `candidates` and `tuned` show what max-autotune chooses from, and what choosing costs.
 """
 
+import io
 import math
 import re
 import time
+import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -262,6 +264,9 @@ def tuned(fn: Callable, *args, mode: str = "max-autotune-no-cudagraphs") -> Tune
     with ExitStack() as stack:
         stack.enter_context(fresh_cache())
         stack.enter_context(refusals.strictly(getattr(fn, "__name__", type(fn).__name__)))
+        stack.enter_context(redirect_stderr(io.StringIO()))  # the tuner prints its table there a second time
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # the tuner's own, for its inputs
         stack.enter_context(mock.patch.object(selector, "log_results", staticmethod(keep)))
         stack.enter_context(mock.patch.object(GraphLowering, "save_output_code", staticmethod(codes.append)))
         torch._dynamo.reset()
