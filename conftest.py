@@ -15,8 +15,8 @@ def pytest_terminal_summary(terminalreporter):
         for line in answers.table(caught):
             terminalreporter.line(line)
 
-    # said once, though make test runs the notebooks in a process of their own
-    ran = any(".ipynb::" in r.nodeid for r in reports)
+    # said once, though make test has two processes
+    ran = any(r.nodeid.startswith("notebooks/") for r in reports)
     stale = notebooks.stale(notebooks.lessons()) if ran else []
     if stale:
         terminalreporter.section("stale outputs")

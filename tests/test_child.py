@@ -127,14 +127,16 @@ def test_without_a_zygote(monkeypatch):
     assert r.timed_out and len(r.stdout) < 1100
 
 
-def test_a_zygote_ends_with_its_parent():
+@pytest.mark.parametrize(
+    "end", ["import os; os.kill(os.getpid(), 9)", pytest.param("", id="at its end", marks=pytest.mark.slow)]
+)
+def test_a_zygote_ends_with_its_parent(end):
     script = (
         "from helpers import child\nchild.python(['-c', ''])\nprint(child._zygotes['bare'].process.pid, flush=True)\n"
     )
-    for end in ("", "import os; os.kill(os.getpid(), 9)"):
-        pid = int(subprocess.run([sys.executable, "-c", script + end], capture_output=True, text=True).stdout)
-        for _ in range(100):
-            if not Path(f"/proc/{pid}").exists():
-                break
-            time.sleep(0.05)
-        assert not Path(f"/proc/{pid}").exists()
+    pid = int(subprocess.run([sys.executable, "-c", script + end], capture_output=True, text=True).stdout)
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            break
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()

@@ -946,6 +946,7 @@ def test_another_processor_is_one_sentence(monkeypatch):
 
 
 @on_cpu
+@pytest.mark.slow  # it builds the runner anew
 def test_the_portable_fibers_work_too(tmp_path):
     """Where there is no assembly for the switch of fibers, ucontext does it: tried here by asking for it."""
     code = f"""

@@ -265,7 +265,7 @@ metadata.version = version
 @pytest.mark.parametrize(
     "module, distribution, sentence",
     [
-        ("numpy", "numpy", "numpy is missing"),
+        pytest.param("numpy", "numpy", "numpy is missing", marks=pytest.mark.slow),
         ("triton", "triton", "Triton is not installed"),
         pytest.param("IPython", "ipython", "every lesson needs: ipython is missing", marks=pytest.mark.slow),
         pytest.param("psutil", "psutil", "psutil is missing", marks=pytest.mark.slow),

@@ -1,13 +1,11 @@
 """Labs are built from solutions, and nothing else: what is taken out, what is kept, what is refused."""
 
 import re
-import subprocess
-import sys
 
 import nbformat
 import pytest
 
-from helpers import ROOT, checks, exercises, labs, notebooks
+from helpers import ROOT, __main__, checks, exercises, labs, notebooks
 
 PYTHON = """\
 @triton.jit
@@ -202,11 +200,8 @@ def test_labs_are_not_what_is_saved_with_outputs():
     assert {path.parent.name for path in notebooks.lessons()} <= {"notebooks", "solutions"}
 
 
-def test_the_course_holds_the_labs_that_its_solutions_make():
-    done = subprocess.run(
-        [sys.executable, "-m", "helpers", "labs", "--check"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_course_holds_the_labs_that_its_solutions_make(capsys):
+    assert __main__.main(["labs", "--check"]) == 0, capsys.readouterr()
 
 
 # ---- the labs of the course ---------------------------------------------------------------------------------------
