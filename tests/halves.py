@@ -3,6 +3,7 @@
 `python -m tests.halves [options of pytest]`. On a GPU one follows the other, since some of them time what they do.
 """
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,4 +36,5 @@ def worse(*statuses: int) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: None)  # both hear of Ctrl-C and end in their own words
     sys.exit(main(sys.argv[1:], together=not machine.gpu()))
