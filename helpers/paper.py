@@ -67,8 +67,8 @@ def _extent(t) -> int:
 
 @cache
 def _guard() -> None:
-    """Give a build of torch for CPUs a guard of CUDA devices that does nothing. PyTorch's bindings enter one before
-    they look at a tensor on "cuda", a fake one too; a build for GPUs has its own.
+    """Give PyTorch a guard of CUDA devices that does nothing, where there is no GPU or this process is not shown any.
+    Its bindings enter one before they look at a tensor on "cuda", a fake one too.
     """
     import torch
 
@@ -79,12 +79,16 @@ def _guard() -> None:
     except (OSError, ValueError, AttributeError) as missing:
         sentence = f"This torch ({torch.__version__}) has no place for a GPU on paper: {missing}."
         raise machine.NotReady(sentence, "make clean lab, which installs the version it was tried with") from missing
-    if not guards[1]:
+    if not guards[1]:  # a build for CPUs: a build for GPUs has one
         register(ctypes.byref(ctypes.c_char()), ctypes.c_int8(1), ctypes.c_void_p(guards[0]))
-        torch._C._ensureCUDADeviceGuardSet()  # replaces the CPU's by one that says CUDA
+    if not torch.cuda.is_available():
+        torch._C._ensureCUDADeviceGuardSet()  # replaces the CPU's, or one that finds no GPU, by one that says CUDA
         # where Inductor computes with constants it makes them on the graph's device: on paper, on the CPU
         _constants.append(library := torch.library.Library("aten", "IMPL"))
         library.impl("full", lambda size, value, *, dtype=None, **rest: torch.full(size, value, dtype=dtype), "CUDA")
+        library.impl(
+            "scalar_tensor", lambda value, *, dtype=None, **rest: torch.scalar_tensor(value, dtype=dtype), "CUDA"
+        )
 
 
 @contextmanager

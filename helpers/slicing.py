@@ -6,9 +6,10 @@ a function's body reads its globals when it is called, so for those it is the la
 
 Expression statements (`helpers.start()`, `print(x)`) are left out, save for those that change a kept object:
 `x[0] = 3`, `x.scale = 2`, `x.add_(1)`, `names.append("a")`, `torch.manual_seed(0)`, `torch.set_…(…)`, bare or
-in a loop. What a slice cannot see: a change made inside a function or kernel (`fill(x)`, `kernel[grid](x)`) or
-through a second name (`y = x.view(-1); y[0] = 3`), a global bound by a called function, `exec`, names in strings,
-and magics (`%time f()` is dropped, `%%time` and `%%capture` are looked through, other cell magics are skipped).
+in a loop, and `operator.register_…(…)`; a function that `@operator.register_…` decorates is kept with it. What a slice
+cannot see: a change made inside a function or kernel (`fill(x)`, `kernel[grid](x)`) or through a second name
+(`y = x.view(-1); y[0] = 3`), a global bound by a called function, `exec`, names in strings, and magics (`%time f()` is
+dropped, `%%time` and `%%capture` are looked through, other cell magics are skipped).
 """
 
 import ast
@@ -25,7 +26,8 @@ _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Delete)
 _UNCERTAIN = (ast.If, ast.For, ast.While, ast.Try, ast.TryStar, ast.Match, ast.AugAssign)
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun"}
 _CHANGES = re.compile(
-    r"([a-z]\w*_|append|extend|insert|update|add|setdefault|pop|remove|clear|sort|reverse|seed|manual_seed|set_\w+)$"
+    r"([a-z]\w*_|append|extend|insert|update|add|setdefault|pop|remove|clear|sort|reverse|seed|manual_seed|set_\w+"
+    r"|register_\w+)$"
 )
 
 
@@ -212,9 +214,15 @@ class _Changes(ast.NodeVisitor):
         self.names = set()
 
     def visit_FunctionDef(self, node):
+        for decorator in node.decorator_list:  # @softmax.register_fake
+            made = decorator.func if isinstance(decorator, ast.Call) else decorator
+            if isinstance(made, ast.Attribute) and _CHANGES.match(made.attr):
+                self.names |= _root(made)
+
+    def visit_Lambda(self, node):
         pass
 
-    visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = visit_FunctionDef
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
 
     def visit_Subscript(self, node):
         if not isinstance(node.ctx, ast.Load):

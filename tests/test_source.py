@@ -95,6 +95,16 @@ def test_changes_of_tensors_and_seeds_are_kept_and_shows_are_not():
     ]  # fmt: skip
 
 
+def test_what_is_registered_with_an_operator_is_kept():
+    cell = (
+        "op = make()\n@op.register_fake\ndef shape(x):\n    return like(x)\nop.register_autograd(back)\nop.show()\n"
+        "@other.register_fake\ndef apart(x):\n    return x\ndef model(x):\n    return op(x)"
+    )
+    text = slice_of("def make(): pass\nlike = back = make\nother = make()", cell, "model")
+    assert "register_fake\ndef shape" in text and "like = back" in text and "op.register_autograd(back)" in text
+    assert "show" not in text and "apart" not in text
+
+
 def test_future_imports_come_first():
     assert slice_of("x = 1", "from __future__ import annotations\ny: int = x", "y").startswith("from __future__")
 

@@ -111,7 +111,7 @@ def namespaces(exercise: Exercise) -> dict[str, Rule]:
             AssertFailed BadArgument CompileError Deadlock Kernel KernelError LaunchError OutOfBounds RawModule
         """) | _words("TensorMap tensor_map" if exercise.needs else "")
         spaces["triton"] = _words("cdiv next_power_of_2")
-    if made_of == "triton":
+    if made_of == "triton" or "triton" in exercise.modules:
         spaces |= {
             "triton": _words("Config autotune cdiv constexpr_function heuristics jit next_power_of_2 reinterpret"),
             "triton.language": _is_of_tl,
@@ -140,7 +140,7 @@ def namespaces(exercise: Exercise) -> dict[str, Rule]:
         if is_open:
             spaces |= dict.fromkeys(("torch.linalg", "torch.fft", "torch.special", "torch.nn.init"), is_function)
             spaces |= {"torch.amp": _words("autocast"), "torch.nn.attention": _words("SDPBackend sdpa_kernel")}
-    for module in exercise.modules - {"torch", "compile"}:
+    for module in exercise.modules - {"torch", "compile", "triton"}:
         parts = module.split(".")
         spaces = dict.fromkeys([".".join(parts[:i]) for i in range(1, len(parts))], frozenset()) | spaces
         spaces[module] = _public(module) if parts[0] in sys.stdlib_module_names else lambda name: True

@@ -76,7 +76,7 @@ class _Rules:
                 check(node)
         for scope, name, node in self.text.bindings:
             self._binding(scope, name, node)
-        if self.exercise.made_of == "triton":
+        if self.exercise.made_of == "triton" or "triton" in self.exercise.modules:
             for function in self.jitted:
                 self._triton_kernel(function)
         if self.is_kernel and self.exercise.form not in ("prediction", "choice"):

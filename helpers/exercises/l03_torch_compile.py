@@ -1,8 +1,10 @@
-"""Lab 03: what torch.compile fuses, what breaks its graph, what makes it copy, recompile or launch too often."""
+"""Lab 03: what torch.compile fuses, what breaks its graph, what makes it copy, recompile or launch too often, and a
+kernel of one's own inside what it compiles.
+"""
 
 import torch
 
-from . import Case, Draw, Exercise, turned
+from . import Case, Draw, Exercise, padded, spaced, turned
 
 LAB = "03_torch_compile"
 LIMIT = 8.0
@@ -50,21 +52,21 @@ def gated_pair(x, v, w):
 
 
 def look_inside(answer, text, side):
-    """The prediction, and what torch.compile makes of each function in `text` on side × side matrices of fp32."""
+    """The prediction, and what torch.compile makes of each function in `text` for an H200: side × side, fp32."""
     import contextlib
     import io
     import types
 
     import torch
 
-    from helpers import ledger, machine, reveal, source
+    from helpers import ledger, reveal, source
 
     functions = [f for f in vars(source.run(text, "fusing")).values() if isinstance(f, types.FunctionType)]
-    matrices = [torch.randn(side, side, device=machine.device()) for _ in range(3)]
+    matrices = [torch.empty(side, side, device="meta") for _ in range(3)]
     seen = {}
     for fn in functions:
         with contextlib.redirect_stdout(io.StringIO()):  # its sign of life is not the answer's print
-            code = reveal.inductor(fn, *matrices[: fn.__code__.co_argcount], run=False).code
+            code = reveal.inductor(fn, *matrices[: fn.__code__.co_argcount], arch="sm_90").code
         launches = ledger.compiled(code)
         # a kernel's own few numbers a row are no matrix, and rounding drops them
         seen[fn.__name__] = [len(launches), round(sum(launch.writes for launch in launches) / (4 * side * side))]
@@ -280,17 +282,17 @@ one_compilation = Exercise(
 )
 
 
-# ---- view-chain, few-launches -------------------------------------------------------------------------------------
+# ---- view-chain, fusable-norm, few-launches -----------------------------------------------------------------------
 
 
 def compiled_cost(answer, *inputs):
-    """The result, compiled and eager, and what torch.compile made of the function: launches and their bytes."""
+    """The result, compiled and eager; as in CPU mode also what torch.compile makes of the function for an H200."""
     import contextlib
     import io
 
     import torch
 
-    from helpers import ledger, reveal
+    from helpers import ledger, machine, reveal
 
     # compiled first: what an eager run might leave behind is not there yet
     try:
@@ -301,9 +303,10 @@ def compiled_cost(answer, *inputs):
     facts = {name: getattr(traced, name) for name in ("graphs", "breaks", "recompiled", "opaque")}
     with torch.no_grad():
         made = None
-        if traced.graphs == 1 and not traced.breaks:
+        # one card's code is the same on every machine: where there is a GPU it has been counted before this runs there
+        if traced.graphs == 1 and not traced.breaks and not machine.gpu():
             with contextlib.redirect_stdout(io.StringIO()):  # its sign of life is not the answer's print
-                made = reveal.inductor(answer, *inputs, run=False)
+                made = reveal.inductor(answer, *inputs, arch="sm_90")
             facts["graphs"] = made.graphs
         eager = answer(*inputs)
         if made and made.graphs:
@@ -311,6 +314,7 @@ def compiled_cost(answer, *inputs):
             silent = [launch.name for launch in launches if launch.reads is None or launch.writes is None]
             facts |= {"launches": len(launches), "silent": silent, "moved": 0 if silent else ledger.total(launches)}
             facts["library"] = sum(launch.kind == "library" for launch in launches)
+            facts["copies"] = [launch.name for launch in launches if launch.copies]
     return {"eager": eager, "compiled": traced.outputs[0]}, facts
 
 
@@ -318,28 +322,31 @@ def cost_judge(launches, products, least):
     """A judge of what `compiled_cost` counted. least: called with the inputs, bytes of the best answer known."""
 
     def judge(inputs, outputs, facts):
-        if found := judge_graphs(inputs, outputs, facts):
+        if (found := judge_graphs(inputs, outputs, facts)) or "launches" not in facts:
             return found
-        if not facts["library"]:
+        if products and not facts["library"]:
             said = (
                 "No product is left to the library: one of sums and products in a generated kernel uses no tensor core."
             )
             return [("too-slow", said)]
         bound = least(*inputs)
         if facts["library"] > products:
+            enough = f"one after another; {products} can do" if products else "from memory to memory; none is needed"
             said = (
-                f"Compiled, it makes {facts['library']} products in the library, one after another; {products} can do."
+                f"Compiled, it makes {facts['library']} product{'s' * (facts['library'] > 1)} in the library, {enough}."
             )
             return [("too-many-kernels", said)]
         if facts["silent"]:
-            said = f"Compiled, it puts pieces together in {facts['silent'][0]}: hand the library views instead."
+            instead = "hand the library views" if products else "work on all of them in one view"
+            said = f"Compiled, it puts pieces together in {facts['silent'][0]}: {instead} instead."
             return [("too-many-bytes", said)]
         if facts["moved"] > 1.05 * bound:
-            said = f"Compiled, its {facts['launches']} launches move {facts['moved']:,} bytes; {bound:,} are enough."
-            return [("too-many-bytes", said)]
+            copies = f", of which {', '.join(facts['copies'])} only copies," if facts["copies"] else ""
+            said = f"its {facts['launches']} launches{copies} move {facts['moved']:,} bytes; {bound:,} are enough"
+            return [("too-many-bytes", f"Compiled, {said}.")]
         if facts["launches"] > launches:
-            said = f"Compiled, it launches {facts['launches']} kernels; {launches} are enough."
-            return [("too-many-kernels", said)]
+            enough = f"{launches} {'is' if launches == 1 else 'are'} enough"
+            return [("too-many-kernels", f"Compiled, it launches {facts['launches']} kernels; {enough}.")]
         return []
 
     return judge
@@ -398,6 +405,69 @@ view_chain = Exercise(
 )
 
 
+EPS = 1e-6
+
+
+def head_normed(x, gain):
+    """See `fusable-norm`: the result, however it is run."""
+    h = x.view(len(x), *gain.shape)
+    y = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * gain
+    return dict.fromkeys(("eager", "compiled"), y.transpose(0, 1))
+
+
+def norm_inputs(tokens, heads, width, scale=1.0):
+    def inputs(draw: Draw):
+        gain = 1 + draw(heads, width, kind="normal") / 4
+        return (scale * draw(tokens, heads * width)).half(), gain
+
+    return inputs
+
+
+def norm_bytes(x, gain):
+    """x and the gain are read, the result is written, as many fp16 numbers as x has."""
+    return 2 * x.numel() + 4 * gain.numel() + 2 * x.numel()
+
+
+def judge_norm(inputs, outputs, facts):
+    """One launch, and a result that lies as an attention reads it."""
+    found = cost_judge(launches=1, products=0, least=norm_bytes)(inputs, outputs, facts)
+    if not found and not facts["contiguous"]:
+        return [("wrong-shape", "The result is not contiguous: each head's tokens must lie one behind the other.")]
+    return found
+
+
+fusable_norm = Exercise(
+    name="fusable-norm",
+    lab=LAB,
+    rung="compiler",
+    entry="fused_norm",
+    title="A norm for each head, in one kernel",
+    form="rewrite",
+    made_of="torch",
+    cases=(
+        Case("33 tokens, 5 heads of 24", norm_inputs(33, 5, 24), seen=True),
+        Case("64 tokens, 16 heads of 128", norm_inputs(64, 16, 128), kind="outliers"),
+        Case("one token, 3 heads of 17: squares too large for fp16", norm_inputs(1, 3, 17, 2.0), kind="offset"),
+        Case("9 tokens, 2 heads of 40: so small that EPS counts", norm_inputs(9, 2, 40, 1e-3)),
+        Case("4096 tokens, 16 heads of 128", norm_inputs(4096, 16, 128), mode="gpu"),
+    ),
+    reference=head_normed,
+    allow=frozenset({"*"}),
+    drive=compiled_cost,
+    judge=judge_norm,
+    hints=(
+        "Look at the table line by line: which step is a call into a library, and what has to lie in memory for it? "
+        "Which step puts together what a loop has taken apart?",
+        "A reduction along the last dimension fuses with what comes before and after it, if it is one reduction over "
+        "one shape. So let the heads be a dimension of a view, not the turns of a loop, and let the mean be a sum and "
+        "no product. Conversions cost nothing inside a kernel.",
+        "h = x viewed as (tokens, heads, width), in fp32; divide by the root of the mean of the squares along the last "
+        "dimension plus EPS; times gain; back to fp16; swap the first two dimensions, contiguous.",
+    ),
+    seconds=60,
+)
+
+
 def adapted(x, a, b, which):
     """See `few-launches`: the result, however it is run."""
     y = torch.einsum("tr,tro->to", torch.einsum("tw,trw->tr", x, a[which]), b[which])
@@ -450,6 +520,136 @@ few_launches = Exercise(
 )
 
 
+# ---- custom-operator ----------------------------------------------------------------------------------------------
+
+
+def in_a_model(answer, x, decay, inward, grad, a, v):
+    """The model's result and gradients, eager and compiled, the operator's own result; what the compiler saw of it."""
+    import contextlib
+    import io
+
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from helpers import ledger, machine, reveal
+
+    weights = x, decay, inward
+
+    def trained(model):
+        leaves = [t.detach().clone().requires_grad_() for t in weights]
+        out = model(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+    eager = trained(answer)  # an error of its own is told better without the compiler
+    operator = torch.ops.lab03.recurrence
+    with torch.no_grad():
+        alone = operator(a, v)
+        traced = reveal.graphs(lambda: answer, [weights])
+    facts = {name: getattr(traced, name) for name in ("graphs", "breaks", "recompiled", "opaque")}
+    outputs = {"eager": eager, "compiled": eager, "operator": alone}
+    if traced.graphs != 1 or traced.breaks:
+        return outputs, facts
+    with FakeTensorMode() as mode:
+        fake = operator(*map(mode.from_tensor, (a, v)))
+    for key, made in (("fake", fake), ("real", alone)):
+        facts[key] = [list(made.shape), list(made.stride()), str(made.dtype), made.device.type]
+    if facts["fake"] != facts["real"]:  # nothing can be generated for it
+        return outputs, facts
+    outputs["compiled"] = trained(torch.compile(answer, backend="aot_eager", fullgraph=True))
+    if not machine.gpu():  # one card's code is the same on every machine
+        with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+            launches = ledger.compiled(reveal.inductor(answer, *weights, arch="sm_90").code)
+        facts["launched"] = [[launch.kind, launch.name] for launch in launches]
+    return outputs, facts
+
+
+def judge_operator(inputs, outputs, facts):
+    """One graph, in which the operator is called and all else is seen; and a kernel that the operator launches."""
+    if found := judge_graphs(inputs, outputs, facts | {"opaque": []}):
+        return found
+    if facts["opaque"] != ["recurrence.default"]:
+        names = ", ".join(f"`{name}`" for name in facts["opaque"]) or "nothing"
+        said = f"Of what the compiler cannot look into, the graph must hold `recurrence` alone; it holds {names}."
+        return [("graph-break", said)]
+    if not facts["kernels"]:
+        return [("forbidden", "No Triton kernel was launched: the operator must launch `scan_columns`.")]
+    for name, said, is_so in zip(("shape", "strides", "dtype", "device"), facts["fake"], facts["real"], strict=True):
+        if said != is_so:
+            told = f"promises a result with {name} {said}; for the same inputs the operator returns {is_so}"
+            return [("wrong-shape", f"The function under `register_fake` {told}.")]
+    if "launched" not in facts:
+        return []
+    kinds = [kind for kind, _ in facts["launched"]]
+    if kinds.count("library") != 2 or kinds.count("ATen") != 1 or len(kinds) > 5:
+        made = ", ".join(name for _, name in facts["launched"])
+        said = f"two products, the operator and two generated kernels are enough; it launches {made}"
+        return [("too-many-kernels", f"Compiled, {said}.")]
+    return []
+
+
+def remembered(x, decay, inward, grad, a, v):
+    """See `custom-operator`: result and gradients, however they come about, and the operator's result."""
+
+    def recurrence(a, x):
+        h = [torch.zeros_like(x[0])]
+        for t in range(len(x)):
+            h.append(a[t] * h[-1] + x[t])
+        return torch.stack(h[1:])
+
+    with torch.enable_grad():
+        leaves = [t.detach().clone().requires_grad_() for t in (x, decay, inward)]
+        x, decay, inward = leaves
+        out = torch.tanh(recurrence(torch.sigmoid(x @ decay), x @ inward)) * x
+        found = [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+    return {"eager": found, "compiled": found, "operator": recurrence(a, v)}
+
+
+def memory_inputs(tokens, width, lay=lambda t: t):
+    """lay: how the operator's own inputs, which are no square of the model's, lie in memory."""
+
+    def inputs(draw: Draw):
+        weights = [draw(width, width, kind="normal") / width**0.5 for _ in range(2)]
+        a, v = torch.sigmoid(draw(tokens + 2, width + 3, kind="normal")), draw(tokens + 2, width + 3)
+        return draw(tokens, width), *weights, draw(tokens, width, kind="normal"), lay(a), lay(v)
+
+    return inputs
+
+
+custom_operator = Exercise(
+    name="custom-operator",
+    lab=LAB,
+    rung="compiler",
+    entry="gated_memory",
+    title="Your own kernel in a compiled model",
+    form="rewrite",
+    made_of="torch",
+    cases=(
+        Case("9 tokens of 16", memory_inputs(9, 16), seen=True),
+        Case("one token; the operator's own inputs lie column by column", memory_inputs(1, 24, turned)),
+        Case("5 tokens of 130: three blocks; the operator's own inputs in padded rows", memory_inputs(5, 130, padded)),
+        Case("12 tokens of 7; the operator's own inputs in every second place", memory_inputs(12, 7, spaced)),
+        Case("100 tokens of 512", memory_inputs(100, 512), mode="gpu"),
+    ),
+    reference=remembered,
+    allow=frozenset({"*", "library.custom_op"}),
+    modules=frozenset({"triton"}),
+    drive=in_a_model,
+    judge=judge_operator,
+    hints=(
+        "Four functions, four questions. The operator: which memory does the kernel write, and how many programs "
+        "cover the columns? The fake one: what would the result look like, if nobody computed it? What must be kept "
+        "for the backward? And what does a change of h[t] change later?",
+        "The gradient of h[t] is what arrives from outside, plus a[t + 1] times the gradient of h[t + 1]: the same "
+        "recurrence, from the last token to the first, with decays that are shifted by one. It is also the gradient "
+        "of x[t]. That of a[t] has a factor beside it, h[t - 1].",
+        "fake: empty, in x's shape, contiguous. keep: save a and the result. backward: later = a from the second token "
+        "on, then a row of zeros; gx = flip(recurrence(flip(later), flip(grad))) along the tokens; earlier = a row of "
+        "zeros, then h without its last; the gradients are gx · earlier and gx.",
+    ),
+    seconds=60,
+)
+
+
 # -------------------------------------------------------------------------------------------------------------------
 
 what_fuses = Exercise(
@@ -460,7 +660,7 @@ what_fuses = Exercise(
     title="Predict launches, and what reaches memory",
     form="prediction",
     made_of="python",
-    cases=(Case("matrices of 64 × 64", lambda draw: (FUSING, 64), seen=True),),
+    cases=(Case("matrices of 64 × 64", lambda draw: (FUSING, 64), seen=True, mode="cpu"),),  # whose code is an H200's
     drive=look_inside,
     judge=judge_fusing,
     hints=(
@@ -476,4 +676,6 @@ what_fuses = Exercise(
     seconds=60,
 )
 
-EXERCISES = (what_fuses, graph_breaks, view_chain, one_compilation, few_launches)
+EXERCISES = (
+    what_fuses, graph_breaks, view_chain, fusable_norm, one_compilation, few_launches, custom_operator
+)  # fmt: skip
