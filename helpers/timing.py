@@ -8,6 +8,7 @@ and what is told is the median with its quartiles.
 Against Nsight Compute this was within 3% from 20 µs up and within 1 µs below (ids `timing.vs_ncu.*`).
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -75,51 +76,100 @@ def compare(rivals: dict[str, Callable], inputs: Inputs | None = None, rounds: i
     return {name: _summary(values, bursts[name].note, notes) for name, values in samples.items()}
 
 
-def queued(rivals: dict[str, tuple[Callable, Callable]], rounds: int = ROUNDS) -> dict[str, Measurement]:
-    """The GPU's time in µs for a call whose work runs on another framework's stream, where events cannot be set.
+Rivals = dict[str, tuple[Callable[[], object], Callable[[object], object]]]
 
-    Each rival is a pair: `start()` starts one call and returns something that `finish(it)` waits for. The host's clock
-    is read around a queue of calls and around a fifth of it; their difference has no part of the first launch and of
-    the waiting in it. Rivals take turns. Where the host launches no faster than the GPU works, a note says that
-    launches are included. Errors: `machine.NotReady` in CPU mode. Against `compare` see `timing.queued_vs_events.*`.
+
+def queued(rivals: Rivals, rounds: int = ROUNDS) -> dict[str, Measurement]:
+    """The GPU's time in µs for calls whose work runs on another framework's stream, where events cannot be set.
+
+    Each rival is a pair: `start()` starts one call and returns something that `finish(it)` waits for. Rivals take turns
+    in short queues of calls. The time of a call is that from its first kernel to the next call's, as the driver's trace
+    tells it (CUPTI, through PyTorch's profiler); the first call of a queue is left out. Where that trace cannot be
+    read, the host's clock is, and the note says so. Errors: `machine.NotReady` in CPU mode.
+    Against `compare` see `timing.queued_vs_events.*`.
     """
     if not machine.gpu():
         raise machine.NotReady("A GPU's time can only be measured on a GPU, and this is CPU mode.", "use a GPU")
-
-    def run(name: str, calls: int) -> tuple[float, float]:
-        start, finish = rivals[name]
-        began = time.perf_counter()
-        for _ in range(calls):
-            last = start()
-        all_launched = time.perf_counter()
-        finish(last)
-        return time.perf_counter() - began, all_launched - began
-
     calls = {}
     for name in rivals:
         for _ in range(3):
-            run(name, 2)
-        calls[name] = max(10, min(1000, int(2.5 * BURST_US / (run(name, 10)[0] * 1e5))))
-    samples, launched = {name: [] for name in rivals}, {name: [] for name in rivals}
+            _queue(rivals[name], 2)
+        us = _queue(rivals[name], 10)[0] * 1e5
+        calls[name] = max(6, min(1000, int(1.5 * BURST_US / us)))
+    turns = [name for i in range(rounds) for name in (rivals if i % 2 == 0 else reversed(rivals))]
     with locks.exclusive(", ".join(rivals)):
         watch = _Watch()
-        for i in range(rounds):
-            for name in rivals if i % 2 == 0 else reversed(rivals):
-                count = calls[name]
-                short, _ = run(name, count // 5)
-                time.sleep(0.005)
-                long, launching = run(name, count)
-                if i % 8 == 4:
-                    watch.look()
-                samples[name].append((long - short) * 1e6 / (count - count // 5))
-                launched[name].append(launching * 1e6 / count)
-                time.sleep(0.005)
-    out = {}
-    for name, values in samples.items():
-        late = statistics.median(launched[name]) > 0.9 * statistics.median(values)
-        host = "; launches included: the host is no faster than the GPU" if late else ""
-        out[name] = _summary(values, f"host's clock over a queue{host}", watch.notes())
-    return out
+        try:
+            how, samples = "the driver's trace", _traced(rivals, calls, turns, watch)
+        except _NoTrace as why:
+            how, samples = f"host's clock over a queue: {why}", _by_host(rivals, calls, turns, watch)
+    return {name: _summary(values, how, watch.notes()) for name, values in samples.items()}
+
+
+class _NoTrace(RuntimeError):
+    """The driver's trace tells nothing, or not what was expected."""
+
+
+def _queue(rival: tuple[Callable, Callable], calls: int) -> tuple[float, float]:
+    """Seconds by the host's clock until these calls are done, and until they are launched."""
+    start, finish = rival
+    began = time.perf_counter()
+    for _ in range(calls):
+        last = start()
+    launched = time.perf_counter()
+    finish(last)
+    return time.perf_counter() - began, launched - began
+
+
+def _traced(rivals: Rivals, calls: dict[str, int], turns: list[str], watch: "_Watch") -> dict[str, list[float]]:
+    """µs a call in each turn, by the driver's trace of all kernels of this process."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+        for i, name in enumerate(turns):
+            _queue(rivals[name], calls[name])
+            torch.cuda._sleep(0)  # a kernel that nothing else here uses: it ends the turn
+            torch.cuda.synchronize()
+            if i % 8 == 4:
+                watch.look()
+            time.sleep(0.005)
+    on_gpu = [e for e in seen.profiler.kineto_results.events() if e.device_type() == torch.autograd.DeviceType.CUDA]
+    found = [[]]
+    for start, kernel in sorted((e.start_ns(), e.name()) for e in on_gpu):
+        if "spin_kernel" in kernel:
+            found.append([])
+        else:
+            found[-1].append(start)
+    found.pop()
+    if len(found) != len(turns):
+        raise _NoTrace(f"{len(found)} of {len(turns)} turns are in the driver's trace")
+    samples = {name: [] for name in rivals}
+    for name, starts in zip(turns, found, strict=True):
+        kernels, more = divmod(len(starts), calls[name])
+        if more or not kernels:
+            raise _NoTrace(f"{len(starts)} kernels for {calls[name]} calls in the driver's trace")
+        firsts = starts[kernels::kernels]
+        samples[name].append(statistics.median(b - a for a, b in itertools.pairwise(firsts)) * 1e-3)
+    return samples
+
+
+def _by_host(rivals: Rivals, calls: dict[str, int], turns: list[str], watch: "_Watch") -> dict[str, list[float]]:
+    """µs a call in each turn: the difference of a long queue and a short one, so that neither the first launch nor the
+    waiting has a part in it."""
+    samples = {name: [] for name in rivals}
+    for i, name in enumerate(turns):
+        count, less = 2 * calls[name], max(2, calls[name] // 3)
+        short, _ = _queue(rivals[name], less)
+        time.sleep(0.005)
+        long, launched = _queue(rivals[name], count)
+        if i % 8 == 4:
+            watch.look()
+        samples[name].append((long - short) * 1e6 / (count - less))
+        if launched > 0.9 * long:
+            samples[name][-1] = launched * 1e6 / count  # the host is no faster than the GPU
+        time.sleep(0.005)
+    return samples
 
 
 def ahead(calls: Iterable[Callable[[], object]]) -> None:

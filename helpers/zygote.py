@@ -110,6 +110,9 @@ def load_jax() -> None:
     """JAX; no device is touched before a job asks for one."""
     import jax.numpy  # noqa: F401
 
+    if os.environ.get("JAX_PLATFORMS") == "cuda":  # there jobs take times, for which they need torch
+        import torch  # noqa: F401
+
 
 def _stack(context: int = 1) -> list:
     """`inspect.stack`, without source."""

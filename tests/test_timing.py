@@ -130,7 +130,12 @@ def test_calls_ahead_are_a_gpus_alone():
 def test_a_queue_of_calls_is_timed_without_its_start_and_its_end(monkeypatch):
     """A device of a simulated clock: 300 µs a call, and 500 µs for the first launch and the waiting."""
     clock = {"host": 0.0, "device": 0.0}
+
+    def no_trace(*args):
+        raise timing._NoTrace("none here")
+
     monkeypatch.setattr(machine, "gpu", lambda: True)
+    monkeypatch.setattr(timing, "_traced", no_trace)
     monkeypatch.setattr(timing, "_Watch", lambda: type("Quiet", (), {"look": lambda s: None, "notes": lambda s: []})())
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock["host"])
     monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
@@ -146,5 +151,51 @@ def test_a_queue_of_calls_is_timed_without_its_start_and_its_end(monkeypatch):
         return start, finish
 
     quick, slow = timing.queued({"quick": call(20e-6), "slow": call(400e-6)}).values()
-    assert quick.value == pytest.approx(300, rel=0.01) and "launches included" not in quick.note
-    assert slow.value == pytest.approx(400, rel=0.01) and "launches included" in slow.note
+    assert quick.value == pytest.approx(300, rel=0.01) and "host's clock" in quick.note and "none here" in quick.note
+    assert slow.value == pytest.approx(400, rel=0.1)
+
+
+class Trace:
+    """A driver's trace: (name, nanosecond at which it began) for each kernel."""
+
+    def __init__(self, kernels):
+        import torch
+
+        def event(name, ns):
+            told = {"name": name, "start_ns": ns, "device_type": torch.autograd.DeviceType.CUDA}
+            return type("Event", (), {key: lambda self, value=value: value for key, value in told.items()})()
+
+        events = [event(*one) for one in kernels]
+        results = type("Results", (), {"events": lambda self: events})()
+        self.profiler = type("Profiler", (), {"kineto_results": results})()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_queue_of_calls_is_timed_by_the_drivers_trace(monkeypatch, spoilt):
+    """Two kernels a call, 300 µs from call to call; the first call of each turn is late."""
+    import torch
+
+    kernels, ns = [], 0
+    for _ in range(3):
+        for call in range(6):
+            kernels += [("gemm", ns), ("gelu", ns + 200_000)]
+            ns += 900_000 if call == 0 else 300_000
+        kernels.append(("spin_kernel(long)", ns))
+        ns += 5_000_000
+    monkeypatch.setattr(torch.profiler, "profile", lambda **options: Trace(kernels[:-3] if spoilt else kernels))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(timing.time, "sleep", lambda seconds: None)
+    watch = type("Quiet", (), {"look": lambda self: None})()
+    asked = {"layer": (lambda: None, lambda it: None)}, {"layer": 6}, ["layer"] * 3, watch
+    if spoilt:
+        with pytest.raises(timing._NoTrace, match="2 of 3 turns"):
+            timing._traced(*asked)
+    else:
+        assert timing._traced(*asked) == {"layer": [300.0, 300.0, 300.0]}
