@@ -79,13 +79,13 @@ def compare(rivals: dict[str, Callable], inputs: Inputs | None = None, rounds: i
 Rivals = dict[str, tuple[Callable[[], object], Callable[[object], object]]]
 
 
-def queued(rivals: Rivals, rounds: int = ROUNDS) -> dict[str, Measurement]:
+def queued(rivals: Rivals, rounds: int = ROUNDS, trace: bool = True) -> dict[str, Measurement]:
     """The GPU's time in µs for calls whose work runs on another framework's stream, where events cannot be set.
 
     Each rival is a pair: `start()` starts one call and returns something that `finish(it)` waits for. Rivals take turns
     in short queues of calls. The time of a call is that from its first kernel to the next call's, as the driver's trace
     tells it (CUPTI, through PyTorch's profiler); the first call of a queue is left out. Where that trace cannot be
-    read, the host's clock is, and the note says so. Errors: `machine.NotReady` in CPU mode.
+    read, or is not to be, the host's clock is, and the note says so. Errors: `machine.NotReady` in CPU mode.
     Against `compare` see `timing.queued_vs_events.*`.
     """
     if not machine.gpu():
@@ -100,6 +100,8 @@ def queued(rivals: Rivals, rounds: int = ROUNDS) -> dict[str, Measurement]:
     with locks.exclusive(", ".join(rivals)):
         watch = _Watch()
         try:
+            if not trace:
+                raise _NoTrace("no trace was asked for")
             how, samples = "the driver's trace", _traced(rivals, calls, turns, watch)
         except _NoTrace as why:
             how, samples = f"host's clock over a queue: {why}", _by_host(rivals, calls, turns, watch)
