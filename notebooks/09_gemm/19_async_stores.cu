@@ -1,9 +1,10 @@
-// 19 async_stores: sums go to shared memory, and the copy engine writes them while the next tile is multiplied.
+// 19 async_stores: the copy engine writes a tile, piece by piece, behind the products of the next one.
 //
-// The step from 18: `write` stored four bytes a lane and waited for room on the way to memory. Now stmatrix lays 64
-// columns at a time, swizzled, into one of two buffers of each consumer, and one thread has the copy engine write them,
-// clipped at the edges of y. A consumer waits only where the engine has not yet read the buffer before last.
-// Expected: whole lines written in place of pieces of 16 bytes, and consumers back at their products sooner.
+// The step from 18: `write` stored four bytes a lane and waited for room on the way to memory. Now, when a tile ends,
+// its sums only become elements, in registers of their own, and the next products begin. Behind each of the first of
+// these, stmatrix lays 64 columns, swizzled, into one of two buffers of each consumer, and one thread has the copy
+// engine write them, clipped at the edges of y. A consumer waits only where the buffer before last is not yet read.
+// Expected: whole lines written in place of pieces of 16 bytes, and tensor cores that hardly wait between tiles.
 
 #include "hopper.cuh"
 
@@ -32,26 +33,21 @@ __device__ Place place(int tile, int rows, int columns) {
     return {(first + within % high) * CLUSTER * BM, within / high * BN};
 }
 
-// The sums of a warpgroup to y[row:, column:], 64 columns at a time, through two buffers of shared memory.
-__device__ __forceinline__ void write_async(const float (&sums)[BN / 2], const TensorMap& y, u32 buffers, int row,
-                                            int column, int name) {
+// 64 columns of a warpgroup's tile, two elements a number, to y[row:, column:], through a buffer of shared memory.
+__device__ __forceinline__ void write_async(const u32* pairs, const TensorMap& y, u32 buffer, int row, int column,
+                                            int name) {
     const int lane = threadIdx.x % 32, leader = threadIdx.x % 128 == 0;
-    const u32 to = buffers + (threadIdx.x % 128 / 32 * 16 + lane % 16) * 128;  // the row that this lane addresses
+    const u32 to = buffer + (threadIdx.x % 128 / 32 * 16 + lane % 16) * 128;  // the row that this lane addresses
+    if (leader) stores_have_read<1>();  // of two buffers this is the one before last
+    sync_warpgroup(name);
 #pragma unroll
-    for (int piece = 0; piece < BN / 64; ++piece) {
-        const u32 buffer = piece % 2 * BUFFER;
-        if (leader) stores_have_read<1>();
-        sync_warpgroup(name);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {  // 16 columns: two 16-byte places of eight in a row, swizzled by its number
-            const float* d = sums + piece * 32 + j * 8;
-            store_matrices(to + buffer + ((2 * j + lane / 16) ^ lane % 8) * 16, pack(d[0], d[1]), pack(d[2], d[3]),
-                           pack(d[4], d[5]), pack(d[6], d[7]));
-        }
-        written_for_async();
-        sync_warpgroup(name);
-        if (leader) store(y, buffers + buffer, column + piece * 64, row);
+    for (int j = 0; j < 4; ++j) {  // 16 columns: two 16-byte places of eight in a row, swizzled by its number
+        const u32* d = pairs + j * 4;
+        store_matrices(to + ((2 * j + lane / 16) ^ lane % 8) * 16, d[0], d[1], d[2], d[3]);
     }
+    written_for_async();
+    sync_warpgroup(name);
+    if (leader) store(y, buffer, column, row);
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, 1) __cluster_dims__(CLUSTER)
@@ -92,30 +88,53 @@ void gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
     } else {
         more_registers<240>();
         float sums[BN / 2];
+        u32 pairs[BN / 4];  // the tile before, as elements
+        Place at;           // and where it belongs
+        const auto multiply_step = [&](int i) {
+            const int stage = step % STAGES;
+            wait(full + 8 * stage, step / STAGES & 1);
+            const u64 rows = describe(x_tiles + stage * BM * BK * 2 + warpgroup * 64 * BK * 2);
+            const u64 columns = describe(w_tiles + stage * BN * BK * 2);
+            begin_products();
+#pragma unroll
+            for (int j = 0; j < BK / 16; ++j) multiply(sums, rows + 2 * j, columns + 2 * j, i || j);
+            end_products();
+        };
         const auto hand_back = [&](int step) {
             if (threadIdx.x % 128 < CLUSTER) arrive_at(empty + 8 * (step % STAGES), threadIdx.x % 128);
         };
+        const auto write_piece = [&](int piece) {
+            write_async(pairs + piece * 16, y, buffers + (2 * warpgroup + piece % 2) * BUFFER,
+                        at.m + rank * BM + warpgroup * 64, at.n + piece * 64, 1 + warpgroup);
+        };
         for (int tile = first; tile < tiles; tile += clusters) {
-            const Place at = place(tile, rows_of_tiles, columns_of_tiles);
-#pragma unroll 1
-            for (int i = 0; i < steps; ++i, ++step) {
-                const int stage = step % STAGES;
-                wait(full + 8 * stage, step / STAGES & 1);
-                const u64 rows = describe(x_tiles + stage * BM * BK * 2 + warpgroup * 64 * BK * 2);
-                const u64 columns = describe(w_tiles + stage * BN * BK * 2);
-                begin_products();
+            int i = 0;
 #pragma unroll
-                for (int j = 0; j < BK / 16; ++j) multiply(sums, rows + 2 * j, columns + 2 * j, i || j);
-                end_products();
+            for (int piece = 0; piece < BN / 64; ++piece) {  // one behind the products of each of the first steps
+                const bool more = i < steps;
+                if (more) multiply_step(i);
+                if (tile != first) write_piece(piece);
+                if (more) {
+                    wait_for_products<1>();
+                    if (i) hand_back(step - 1);
+                    ++i, ++step;
+                }
+            }
+            at = place(tile, rows_of_tiles, columns_of_tiles);
+#pragma unroll 1
+            for (; i < steps; ++i, ++step) {
+                multiply_step(i);
                 wait_for_products<1>();
-                if (i) hand_back(step - 1);
+                hand_back(step - 1);
             }
             wait_for_products<0>();
             hand_back(step - 1);
             settle(sums);
-            const int row = at.m + rank * BM + warpgroup * 64;
-            write_async(sums, y, buffers + warpgroup * 2 * BUFFER, row, at.n, 1 + warpgroup);
+#pragma unroll
+            for (int j = 0; j < BN / 4; ++j) pairs[j] = pack(sums[2 * j], sums[2 * j + 1]);
         }
+#pragma unroll
+        for (int piece = 0; piece < BN / 64 && first < tiles; ++piece) write_piece(piece);
         if (threadIdx.x % 128 == 0) stores_have_read<0>();
     }
     sync_cluster();  // no block ends while another may still arrive at its barriers

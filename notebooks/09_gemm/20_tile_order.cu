@@ -2,7 +2,8 @@
 //
 // The step from 19: groups of tiles are walked forth and back, and tiles through K alike: what was used last, and still
 // lies in L2, is used first. And clusters are given up again: with and without them, all else alike, the kernel without
-// was the faster one on an H200. Why was not measured; a guess is that its blocks never wait for one another.
+// was the faster one on an H200. Of single blocks' requests for the same bytes so many were joined on their way that
+// fewer were looked up in L2 than with clusters, which ask for less.
 // Expected: about a percent, and a kernel without a cluster's rules. What paid two rungs ago need not pay for ever.
 
 #include "hopper.cuh"
@@ -51,26 +52,21 @@ __device__ __forceinline__ void activate(float (&sums)[BN / 2], const u32* bias,
     }
 }
 
-// The sums of a warpgroup to y[row:, column:], 64 columns at a time, through two buffers of shared memory.
-__device__ __forceinline__ void write_async(const float (&sums)[BN / 2], const TensorMap& y, u32 buffers, int row,
-                                            int column, int name) {
+// 64 columns of a warpgroup's tile, two elements a number, to y[row:, column:], through a buffer of shared memory.
+__device__ __forceinline__ void write_async(const u32* pairs, const TensorMap& y, u32 buffer, int row, int column,
+                                            int name) {
     const int lane = threadIdx.x % 32, leader = threadIdx.x % 128 == 0;
-    const u32 to = buffers + (threadIdx.x % 128 / 32 * 16 + lane % 16) * 128;  // the row that this lane addresses
+    const u32 to = buffer + (threadIdx.x % 128 / 32 * 16 + lane % 16) * 128;  // the row that this lane addresses
+    if (leader) stores_have_read<1>();  // of two buffers this is the one before last
+    sync_warpgroup(name);
 #pragma unroll
-    for (int piece = 0; piece < BN / 64; ++piece) {
-        const u32 buffer = piece % 2 * BUFFER;
-        if (leader) stores_have_read<1>();
-        sync_warpgroup(name);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {  // 16 columns: two 16-byte places of eight in a row, swizzled by its number
-            const float* d = sums + piece * 32 + j * 8;
-            store_matrices(to + buffer + ((2 * j + lane / 16) ^ lane % 8) * 16, pack(d[0], d[1]), pack(d[2], d[3]),
-                           pack(d[4], d[5]), pack(d[6], d[7]));
-        }
-        written_for_async();
-        sync_warpgroup(name);
-        if (leader) store(y, buffers + buffer, column + piece * 64, row);
+    for (int j = 0; j < 4; ++j) {  // 16 columns: two 16-byte places of eight in a row, swizzled by its number
+        const u32* d = pairs + j * 4;
+        store_matrices(to + ((2 * j + lane / 16) ^ lane % 8) * 16, d[0], d[1], d[2], d[3]);
     }
+    written_for_async();
+    sync_warpgroup(name);
+    if (leader) store(y, buffer, column, row);
 }
 
 extern "C" __global__ __launch_bounds__(THREADS, 1)
@@ -115,23 +111,44 @@ void gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
     } else {
         more_registers<240>();
         float sums[BN / 2];
+        u32 pairs[BN / 4];  // the tile before, as elements
+        Place at;           // and where it belongs
+        const auto multiply_step = [&](int i) {
+            const int stage = step % STAGES;
+            wait(full + 8 * stage, step / STAGES & 1);
+            const u64 rows = describe(x_tiles + stage * BM * BK * 2 + warpgroup * 64 * BK * 2);
+            const u64 columns = describe(w_tiles + stage * BN * BK * 2);
+            begin_products();
+#pragma unroll
+            for (int j = 0; j < BK / 16; ++j) multiply(sums, rows + 2 * j, columns + 2 * j, i || j);
+            end_products();
+        };
         const auto hand_back = [&](int step) {
             if (threadIdx.x % 128 == 0) arrive(empty + 8 * (step % STAGES));
         };
+        const auto write_piece = [&](int piece) {
+            write_async(pairs + piece * 16, y, buffers + (2 * warpgroup + piece % 2) * BUFFER,
+                        at.m + warpgroup * 64, at.n + piece * 64, 1 + warpgroup);
+        };
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            const Place at = place(tile, rows_of_tiles, columns_of_tiles);
-#pragma unroll 1
-            for (int i = 0; i < steps; ++i, ++step) {
-                const int stage = step % STAGES;
-                wait(full + 8 * stage, step / STAGES & 1);
-                const u64 rows = describe(x_tiles + stage * BM * BK * 2 + warpgroup * 64 * BK * 2);
-                const u64 columns = describe(w_tiles + stage * BN * BK * 2);
-                begin_products();
+            int i = 0;
 #pragma unroll
-                for (int j = 0; j < BK / 16; ++j) multiply(sums, rows + 2 * j, columns + 2 * j, i || j);
-                end_products();
+            for (int piece = 0; piece < BN / 64; ++piece) {  // one behind the products of each of the first steps
+                const bool more = i < steps;
+                if (more) multiply_step(i);
+                if (tile != blockIdx.x) write_piece(piece);
+                if (more) {
+                    wait_for_products<1>();
+                    if (i) hand_back(step - 1);
+                    ++i, ++step;
+                }
+            }
+            at = place(tile, rows_of_tiles, columns_of_tiles);
+#pragma unroll 1
+            for (; i < steps; ++i, ++step) {
+                multiply_step(i);
                 wait_for_products<1>();
-                if (i) hand_back(step - 1);
+                hand_back(step - 1);
             }
             wait_for_products<0>();
             hand_back(step - 1);
@@ -139,8 +156,11 @@ void gemm(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap
 #if GELU
             activate(sums, bias, at.n, N);
 #endif
-            write_async(sums, y, buffers + warpgroup * 2 * BUFFER, at.m + warpgroup * 64, at.n, 1 + warpgroup);
+#pragma unroll
+            for (int j = 0; j < BN / 4; ++j) pairs[j] = pack(sums[2 * j], sums[2 * j + 1]);
         }
+#pragma unroll
+        for (int piece = 0; piece < BN / 64 && blockIdx.x < tiles; ++piece) write_piece(piece);
         if (threadIdx.x % 128 == 0) stores_have_read<0>();
     }
 }

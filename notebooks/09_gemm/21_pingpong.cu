@@ -1,7 +1,7 @@
 // 21 pingpong: two consumers take turns at the tensor cores; one works on its sums while the other multiplies.
 //
 // The step from 20: there both consumers share a tile, end it at about the same time, and the tensor cores wait while
-// both are busy with bias, GELU and stores. Here each has tiles of its own, every other one, and the tensor cores alone
+// both are busy with bias and GELU. Here each has tiles of its own, every other one, and the tensor cores alone
 // for one tile: a named barrier hands them over as soon as a consumer has asked for the last of its products.
 // The operands change places: A is w and B is x, so the sums are those of y's transpose, and stmatrix turns them back
 // on their way to shared memory. So a thread needs four values of the bias instead of 48, and a tile can be 192 rows of
