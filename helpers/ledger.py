@@ -1,14 +1,14 @@
 """What a function launches, line by line, and the bytes that each launch must at least read and write.
 
 `eager(fn, *args)` watches PyTorch's dispatcher while `fn` runs; `compiled(code)` reads the wrapper that Inductor
-generated, `xla(hlo)` XLA's optimised HLO, `relax(script)` TVM's graph. All count an argument once a launch, at its
+generated, `xla(text)` XLA's optimised HLO, `relax(script)` TVM's graph. All count an argument once a launch, at its
 whole size: the least that the launch can move through memory, whatever its loops do. So they can be compared with one
-another, and with what the hardware counted.
+another, and with what the hardware counted. (Of what is sliced HLO says how much is read, and that is counted.)
 """
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -207,62 +207,105 @@ def _graph(code: str) -> list[Launch]:
 _HLO_PART = re.compile(r"^(ENTRY )?%?([\w.-]+)(?: \([^\n]*)? \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
 _HLO_LINE = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)(?:, (.*))?$")
 _HLO_TYPE = re.compile(r"\b(pred|[suf]\d+\w*|bf16|c64|c128)\[([\d,]*)\]")
-_HLO_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier"}
+_HLO_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "call"}
+_HLO_PARTS = {"slice", "dynamic-slice", "gather"}
 _HLO_QUIET = _HLO_FREE | {"broadcast", "convert", "reshape", "iota"}
 
 
-def xla(hlo: str) -> list[Launch]:
-    """The launches in an optimised HLO module, in order; of a fusion with the operations inside it.
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation in HLO.
 
-    A library call is named by its target and, where it has one, its epilogue. Its workspace is not counted.
+    arrays: (dtype, sides) of what it makes, several where it makes a tuple. operands: the names of what it takes; of a
+    parameter inside a fusion the one operand of the fusion that it stands for. target: of a call, whose code that is.
+    inside: the lines of the computation that a fusion carries out. rest: what else the line says.
     """
-    parts = {name: (bool(entry), body) for entry, name, body in _HLO_PART.findall(hlo)}
+
+    name: str
+    op: str
+    arrays: tuple[tuple[str, tuple[int, ...]], ...]
+    operands: tuple[str, ...]
+    target: str = ""
+    inside: tuple["Instruction", ...] = ()
+    rest: str = ""
+
+    def sizes(self) -> list[int]:
+        """The bytes of each of `arrays`; a library's workspace, which its call makes last, has none."""
+        bits = [8 if kind == "pred" else int(re.search(r"\d+", kind)[0]) for kind, _ in self.arrays]
+        sizes = [math.prod(sides) * n // 8 for n, (_, sides) in zip(bits, self.arrays, strict=True)]
+        is_workspace = self.op == "custom-call" and len(sizes) > 1 and self.arrays[-1][0] == "s8"
+        return [*sizes[:-1], 0] if is_workspace else sizes
+
+
+def hlo(text: str) -> list[Instruction]:
+    """The instructions of the ENTRY computation of an HLO module, in order.
+
+    Those of a computation that is called, a group of launches that become one CUDA graph, stand before its call.
+    Errors: ValueError where there is no ENTRY.
+    """
+    parts = {name: (bool(entry), body) for entry, name, body in _HLO_PART.findall(text)}
     entry = next((body for is_entry, body in parts.values() if is_entry), None)
     if entry is None:
         raise ValueError("no HLO module here: it would hold an ENTRY computation")
-    return _computation(entry, {name: body for name, (_, body) in parts.items()})
+    return _instructions(entry, {name: body for name, (_, body) in parts.items()})
 
 
-def _computation(body: str, parts: dict[str, str]) -> list[Launch]:
+def _instructions(body: str, parts: dict[str, str], given: tuple[str, ...] = ()) -> list[Instruction]:
+    """The lines of one computation; given: the operands that its parameters stand for."""
+    found = []
+    for line in filter(None, map(_HLO_LINE.match, body.splitlines())):
+        _, name, kind, op, arguments, rest = line.groups(default="")
+        arrays = tuple((k, tuple(int(s) for s in sides.split(",") if s)) for k, sides in _HLO_TYPE.findall(kind))
+        operands = tuple(re.findall(r"%?([A-Za-z_][\w.-]*)", re.sub(r"\S+\[[\d,]*\]\S* ", "", arguments)))
+        if op == "parameter" and given:
+            operands = (given[int(arguments)],)
+        if op == "call":
+            found += _instructions(parts[re.search(r"to_apply=%?([\w.-]+)", rest)[1]], parts)
+        target, calls = (re.search(p, rest) for p in (r'custom_call_target="([^"]+)"', r"\bcalls=%?([\w.-]+)"))
+        inside = tuple(_instructions(parts.get(calls[1], ""), parts, operands)) if calls else ()
+        found.append(Instruction(name, op, arrays, operands, target[1] if target else "", inside, rest))
+    return found
+
+
+def xla(text: str) -> list[Launch]:
+    """The launches in an optimised HLO module, in order; of a fusion with the operations inside it."""
+    return carried_out(hlo(text))
+
+
+def carried_out(instructions: Iterable[Instruction]) -> list[Launch]:
+    """The launches among the instructions of an ENTRY computation.
+
+    A library call is named by its target and, where it has one, its epilogue. Its workspace is not counted. Of an
+    operand that a launch only slices or gathers from, no more is read than that takes.
+    """
     sizes, launches = {}, []
-    for line in body.splitlines():
-        if not (found := _HLO_LINE.match(line)):
+    for one in instructions:
+        sizes[one.name] = sum(one.sizes())
+        if one.op in _HLO_FREE:
             continue
-        _, name, kind, op, arguments, rest = found.groups(default="")
-        own = [_hlo_bytes(*one) for one in _HLO_TYPE.findall(kind)]
-        if op == "custom-call" and len(own) > 1 and re.search(r"s8\[\d+\]\{0\}\)$", kind):
-            own.pop()  # a library's workspace
-        sizes[name] = sum(own)
-        if op in _HLO_FREE:
-            continue
-        if op == "call":  # a group of launches that become one CUDA graph
-            launches += _computation(parts[re.search(r"to_apply=%?([\w.-]+)", rest)[1]], parts)
-            continue
-        sources = tuple(re.findall(r"%?([A-Za-z_][\w.-]*)", re.sub(r"\S+\[[\d,]*\]\S* ", "", arguments)))
-        target = re.search(r'custom_call_target="([^"]+)"', rest)
-        inside = re.search(r"calls=%?([\w.-]+)", rest)
-        operators = _inside(parts.get(inside[1], "")) if inside else (op,)
-        made_by, shown = "XLA", name
-        if target:
-            epilogue = re.search(r'"epilogue":"(\w+)"', rest)
+        operators = (
+            tuple(dict.fromkeys(i.op for i in one.inside if i.op not in _HLO_QUIET)) if one.inside else (one.op,)
+        )
+        made_by, shown = "XLA", one.name
+        if one.target:
+            epilogue = re.search(r'"epilogue":"(\w+)"', one.rest)
             made_by = "library"
-            shown = target[1].strip("_").replace("$", " ") + (f", epilogue {epilogue[1]}" if epilogue else "")
-        elif "__triton" in rest:
+            shown = one.target.strip("_").replace("$", " ") + (f", epilogue {epilogue[1]}" if epilogue else "")
+        elif "__triton" in one.rest:
             made_by = "Triton"
         moved = not set(operators) - {"copy", "transpose", "slice", "concatenate", "pad", "gather"}
-        reads = _sum(sizes.get(source) for source in dict.fromkeys(sources))
-        launches.append(Launch(made_by, shown, operators, reads, sizes[name], moved, sources, (name,)))
+        sources = tuple(dict.fromkeys(one.operands))
+        reads = sum(_read(one, source, sizes.get(source, 0)) for source in sources)
+        launches.append(Launch(made_by, shown, operators, reads, sizes[one.name], moved, one.operands, (one.name,)))
     return launches
 
 
-def _inside(body: str) -> tuple[str, ...]:
-    ops = [found[4] for line in body.splitlines() if (found := _HLO_LINE.match(line))]
-    return tuple(dict.fromkeys(op for op in ops if op not in _HLO_QUIET))
-
-
-def _hlo_bytes(kind: str, sides: str) -> int:
-    bits = 8 if kind == "pred" else int(re.search(r"\d+", kind)[0])
-    return math.prod(int(side) for side in sides.split(",") if side) * bits // 8
+def _read(launch: Instruction, operand: str, whole: int) -> int:
+    """The bytes that a launch reads of an operand of `whole` bytes."""
+    names = {i.name for i in launch.inside if i.op == "parameter" and i.operands == (operand,)} or {operand}
+    users = [i for i in launch.inside or (launch,) if names & set(i.operands) and i.op != "parameter"]
+    parts = [i for i in users if i.op in _HLO_PARTS and i.operands[0] in names]
+    return whole if len(parts) < len(users) else min(whole, sum(sum(i.sizes()) for i in parts))
 
 
 _RELAX_TENSOR = re.compile(r"(\w+): R\.Tensor\(\(([^)]*)\), dtype=\"(\w+)\"\)")

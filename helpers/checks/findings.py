@@ -133,6 +133,7 @@ def raised(error: dict, stderr: str, text: str) -> Finding:
         "Deadlock": "deadlock",
         "CompileError": "compile",
         "CompilationError": "compile",
+        "ScheduleError": "compile",
         "OutOfResources": "compile",
         "AssertFailed": "exception",
         "KernelError": "crash",
@@ -165,7 +166,8 @@ def raised(error: dict, stderr: str, text: str) -> Finding:
             message += f" Line {m[1]} of its text: assertion `{m[3]}` failed, {m[2]}."
     where = f" in {place(text, error['line'])}" if error.get("text") and error.get("line") else ""
     short = message if len(message) < 1200 else message[:1200] + " …"
-    if kind in ("exception", "memory", "crash") and names[0] not in ("AssertFailed", "KernelError"):
+    told = kind in ("exception", "memory", "crash") and names[0] not in ("AssertFailed", "KernelError")
+    if told or "ScheduleError" in names:
         short = f"{names[0]}{where}: {short}"
     return Finding(kind, short, {"line": error.get("line")})
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryFile
 
 import torch
 
-from .. import ROOT, child, locks, machine, reveal, source, stage
+from .. import ROOT, apart, child, locks, machine, reveal, source, stage
 from ..exercises import Built, Case, Draw, Exercise, travelling
 from . import rules, sanitizer
 from .compare import compare, short, tensors
@@ -24,6 +24,9 @@ GAP = re.compile(r"raise NotImplementedError|#\s*error\b")
 MOST_FINDINGS = 3
 PRINTED = 2000
 """Characters of what an answer printed that a verdict repeats."""
+
+PAPER = 2000
+"""Characters of plain inputs that a finding repeats, cut short; longer ones not at all."""
 
 MEMORY_BYTES = 4 << 30
 """What an answer may allocate on the CPU beyond the packages."""
@@ -150,6 +153,8 @@ class Trial:
 
     def run(self) -> list[Finding]:
         """Both passes, and what they leave open; ends at the first that finds something."""
+        if self.exercise.package and (lacking := apart.problem(self.exercise.package)):
+            return caught("process", [Finding("environment", str(lacking))])
         if self.gpu:
             child.warm()  # what the second pass runs in is loaded while the first one is at work
         findings = self.on_cpu()
@@ -278,6 +283,7 @@ class Trial:
                     memory_bytes=MEMORY_BYTES if mode == "cpu" else None,
                     interpreted=mode == "cpu",
                     inductor=self.exercise.rung == "compiler",
+                    packages=self.exercise.package,
                     share=(job_file.fileno(), left_file.fileno()),
                 )
             except child.Stopped as stopped:
@@ -347,14 +353,16 @@ class Trial:
         if self.exercise.reference and not findings:
             findings = compare(self.exercise, case, inputs, tree, about, values=not is_inspected)
         if self.exercise.judge and not findings and not is_inspected:
-            findings = [Finding(k, said) for k, said in self.exercise.judge(inputs, tree, facts)]
+            said = self.exercise.judge(inputs, tree, facts)
+            self.checked += [sentence for kind, sentence in said if kind == "checked"]
+            findings = [Finding(kind, sentence) for kind, sentence in said if kind != "checked"]
         empty = (bool(about) and not any(t.numel() for t in outputs)) or not all(t.numel() for t in tensors(inputs))
         counted = [] if findings else composed(self.exercise, facts, empty) or limited(self.exercise, inputs, facts)
         return caught("values", findings) or caught("counts", counted)
 
     def told(self, finding: Finding, case: Case, how: str = "", inputs: tuple = ()) -> Finding:
-        """The finding, and how to see it again; plain inputs are shown, since they can be worked out on paper."""
-        if inputs and not self.exercise.drive and not tensors(inputs):
+        """The finding, and how to see it again; plain inputs are shown, where they can be worked out on paper."""
+        if inputs and not self.exercise.drive and not tensors(inputs) and len(repr(inputs)) < PAPER:
             shown = (short(repr(x), 400 // len(inputs)) for x in inputs)
             how = f"{how} for {', '.join(shown)}".strip()
         where = f"{case.about}{f', {how}' if how else ''}; seed {self.seed}"

@@ -24,8 +24,9 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
     answer: the function or class, by default the one that the exercise names; what counts is its text in the cells as
     last run. seed: that of an earlier verdict, to see the same inputs again. sanitize: on a GPU, ask NVIDIA's
     compute-sanitizer too (a minute). For a learner it never raises, so that *Run all* goes on; with HELPERS_STRICT=1
-    and under nbgrader it raises `NotPassed`: for what only other hardware can run, under nbgrader alone. Stopped by the
-    learner, it says where the answer was, and raises `Stopped`, a KeyboardInterrupt.
+    and under nbgrader it raises `NotPassed`: for what only other hardware or a package that is not here can judge,
+    under nbgrader alone. Stopped by the learner, it says where the answer was, and raises `Stopped`, a
+    KeyboardInterrupt.
     """
     exercise = _exercise(name)
     entry = getattr(answer, "__name__", exercise.entry)
@@ -44,8 +45,8 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
             raise
         verdict = dataclasses.replace(verdict, judged=source.ran(entry))
     if _strict():
-        awaits_gpu = verdict.kind == "needs-hardware" and not os.environ.get("NBGRADER_EXECUTION")
-        if not verdict.passed and not awaits_gpu:
+        elsewhere = verdict.kind == "needs-hardware" or (verdict.kind == "environment" and exercise.package)
+        if not verdict.passed and not (elsewhere and not os.environ.get("NBGRADER_EXECUTION")):
             raise NotPassed(str(verdict))
     else:
         verdict = remembered(exercise, verdict)

@@ -247,9 +247,12 @@ class Exercise:
     drive: a self-contained function that runs in the answer's process as drive(answer, *inputs) -> (outputs, facts) in
     place of answer(*inputs); its source travels, so it imports what it needs, and it sees no reference.
     judge: called with (inputs, outputs, facts) of a case, returns [(kind, sentence)]: what a reference cannot say.
+    Of the kind "checked" is a sentence for the list of what was looked at, as `Verdict.checked`, and no finding.
     facts: those of `Limit`, "contiguous" (all outputs are), of an interpreted answer "dots" (calls of tl.dot), and
     of CUDA C "mma" (its PTX multiplies on tensor cores).
     needs: for a kernel of instructions that only some GPUs have (made_of "cuda", no drive): see `Needs`.
+    package: "tvm" where the answer's process has TVM loaded, for `drive` to use; without it the verdict is
+    `environment`.
     hints: three steps: where to look, the idea, pseudocode. hints_for: by kind of finding, instead of these.
     seconds: how long all calls may take in CPU mode. points: in nbgrader.
     """
@@ -276,6 +279,7 @@ class Exercise:
     limits: tuple[Limit, ...] = ()
     speed: Speed | None = None
     needs: Needs | None = None
+    package: str = ""
     hints_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     core: bool = False
     seconds: float = 12
