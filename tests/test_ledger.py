@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from helpers import ledger, reveal, traffic
+from helpers.exercises import l04_tvm_xla
 
 
 def paper(*shape, dtype=torch.float16):
@@ -193,6 +194,54 @@ ENTRY main.1 {
     turned, added = ledger.xla(text)
     assert turned.copies and not added.copies
     assert (turned.reads, turned.writes, added.reads, added.writes) == (128, 128, 128, 128)
+
+
+SLICED = """HloModule jit_f
+
+%fused (p: f16[100,8], q: f16[6,8], n: s32[5]) -> f16[5,8] {
+  %p = f16[100,8]{1,0} parameter(0)
+  %n = s32[5]{0} parameter(2)
+  %rows = f16[5,8]{1,0} gather(%p, %n), offset_dims={1}
+  %last = f16[2,8]{1,0} slice(%p), slice={[98:100], [0:8]}
+  %q = f16[6,8]{1,0} parameter(1)
+  %part = f16[5,8]{1,0} slice(%q), slice={[0:5], [0:8]}
+  %turned = f16[8,6]{0,1} transpose(%q), dimensions={1,0}
+  ROOT %sum = f16[5,8]{1,0} add(%rows, %part)
+}
+
+ENTRY %main (x: f16[100,8], y: f16[6,8], n: s32[5]) -> f16[5,8] {
+  %x = f16[100,8]{1,0} parameter(0)
+  %y = f16[6,8]{1,0} parameter(1)
+  %k = s32[5]{0} parameter(2)
+  ROOT %fusion = f16[5,8]{1,0} fusion(%x, %y, %k), kind=kLoop, calls=%fused
+}
+"""
+
+
+def test_of_what_is_only_sliced_no_more_is_read_than_that():
+    x, y, k, fusion = ledger.hlo(SLICED)
+    assert [one.op for one in (x, y, k)] == ["parameter"] * 3 and x.arrays == (("f16", (100, 8)),)
+    assert {one.name: one.operands for one in fusion.inside if one.op == "parameter"} == {
+        "p": ("x",), "q": ("y",), "n": ("k",)
+    }  # fmt: skip
+    [launch] = ledger.carried_out([x, y, k, fusion])
+    sliced, whole, numbers = 2 * 8 * (5 + 2), 2 * 8 * 6, 4 * 5  # of y a transposition needs all
+    assert (launch.reads, launch.writes) == (sliced + whole + numbers, 2 * 8 * 5)
+    assert ledger.xla(SLICED) == [launch]
+    few = SLICED.replace("f16[100,8]", "f16[6,8]")  # slices that overlap read no more than there is
+    assert ledger.xla(few)[0].reads == 2 * 6 * 8 + whole + numbers
+
+
+def test_xlas_own_count_of_lab_04s_modules_is_this_one():
+    """But for calls, which it does not see; a gather, of which it counts the whole table; and slices of what is read
+    besides, which it counts as well."""
+    differ = set()
+    for name, module in l04_tvm_xla.modules().value.items():
+        last, launches = ledger.hlo(module["hlo"])[-1], ledger.xla(module["hlo"])
+        pointers = 8 * len(last.arrays) if last.op == "tuple" else 0  # to the results of a tuple
+        if not any(one.kind == "library" for one in launches) and module["bytes"] != ledger.total(launches) + pointers:
+            differ.add(name)
+    assert differ == {"rows of a table, by number", "each token with the one before"}
 
 
 RELAX = """

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from helpers import machine, notebooks, records
+from helpers import ROOT, machine, notebooks, records
 
 DECLARED = {path: records.declared(path) for path in notebooks.lessons()}
 
@@ -116,7 +116,8 @@ def test_an_output_is_made_here_where_it_can_be_and_recorded_elsewhere(tmp_path,
     assert "TVM is not installed." in (said := capsys.readouterr().out) and "make lab EXTRAS=all" in said
 
 
-def test_every_output_of_the_lessons_is_recorded_and_no_other():
-    """Mended by running the lesson with HELPERS_OUTPUTS=helpers/records/outputs.json."""
-    declared = {key for path in notebooks.lessons() for key in records.declared(path, ("records.output",))}
+def test_every_output_of_the_lessons_and_the_labs_is_recorded_and_no_other():
+    """Mended by running the notebook with HELPERS_OUTPUTS=helpers/records/outputs.json."""
+    paths = [*notebooks.lessons(), *(ROOT / "helpers" / "exercises").glob("l*.py")]
+    declared = {key for path in paths for key in records.declared(path, ("records.output",))}
     assert declared == set(records.load(records.OUTPUTS)["texts"])

@@ -25,7 +25,7 @@ MOST_FINDINGS = 3
 PRINTED = 2000
 """Characters of what an answer printed that a verdict repeats."""
 
-PAPER = 2000
+PAPER = 1000
 """Characters of plain inputs that a finding repeats, cut short; longer ones not at all."""
 
 MEMORY_BYTES = 4 << 30
@@ -282,7 +282,7 @@ class Trial:
                     seconds=limit,
                     memory_bytes=MEMORY_BYTES if mode == "cpu" else None,
                     interpreted=mode == "cpu",
-                    inductor=self.exercise.rung == "compiler",
+                    inductor=self.exercise.rung == "compiler" and bool(self.exercise.drive),
                     packages=self.exercise.package,
                     share=(job_file.fileno(), left_file.fileno()),
                 )

@@ -295,11 +295,13 @@ def _versions(about: dict) -> dict:
     return {name: version for name, version in about.items() if name != "date"}
 
 
-def declared(notebook: Path, calls: tuple[str, ...] = ()) -> dict[str, list[int]]:
-    """The ids that a notebook declares, each with the indices of its cells: literals in calls of records.figures and
-    its like, or in `calls`."""
+def declared(path: Path, calls: tuple[str, ...] = ()) -> dict[str, list[int]]:
+    """The ids that a notebook or a `.py` declares, each with the indices of its cells: literals in calls of
+    records.figures and its like, or in `calls`."""
     out: dict[str, list[int]] = {}
-    for index, cell in enumerate(json.loads(notebook.read_text())["cells"]):
+    text = path.read_text()
+    cells = [{"cell_type": "code", "source": text}] if path.suffix == ".py" else json.loads(text)["cells"]
+    for index, cell in enumerate(cells):
         if cell["cell_type"] != "code":
             continue
         source = "\n".join("" if line.startswith(("%", "!")) else line for line in "".join(cell["source"]).splitlines())
@@ -310,7 +312,7 @@ def declared(notebook: Path, calls: tuple[str, ...] = ()) -> dict[str, list[int]
             for argument in node.args[first:] if first else node.args[:1]:
                 if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
                     raise ValueError(
-                        f"{notebook.name}, cell {index}: an id must be a string literal: {ast.unparse(argument)}"
+                        f"{path.name}, cell {index}: an id must be a string literal: {ast.unparse(argument)}"
                     )
                 out.setdefault(argument.value, []).append(index)
     return out
