@@ -84,7 +84,8 @@ def _answer(name: str, group: str, entry: dict) -> Answer:
 
 def as_judged(answer: Answer, verdict) -> str:
     """What is wrong with a verdict; empty where it is as it should be."""
-    if answer.on_gpu and verdict.kind == "needs-hardware":
+    lacks_package = every()[answer.exercise].package and verdict.kind == "environment"
+    if lacks_package or (answer.on_gpu and verdict.kind == "needs-hardware"):
         return ""
     if answer.group == "right":
         return "" if verdict.passed else f"a right answer did not pass\n{verdict}"

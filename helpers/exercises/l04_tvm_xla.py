@@ -408,7 +408,15 @@ def traced(answer, text, seed, timed):
         if not found:
             raise
         reason = re.sub(r"[ :]*(?:Problematic stmt: )?\b(?:tirx|s_tir)\.\w+#\d+", "", found[2]).strip(" .\n")
-        raise ScheduleError(f"TVM refuses `{found[1].replace('-', '_')}`: {reason}.") from error
+        means = {
+            "data parallel": "The loop runs over a sum.",
+            "init statement": "A sum has to be finished before it is read.",
+            "non-single-branch": "Between these loops a block has its place already, such as the sum's beginning.",
+            "same scope": "They are not all around one block.",
+            "product of factors": "The pieces do not cover the loop at this size; None takes what is left.",
+        }
+        plainly = next((f" {words}" for sign, words in means.items() if sign in reason), "")
+        raise ScheduleError(f"TVM refuses `{found[1].replace('-', '_')}`: {reason}.{plainly}") from error
     return json.dumps(plain(sch.trace.as_json())), {}
 
 
@@ -418,7 +426,7 @@ HARMLESS = re.compile(
     "Annotate|Unannotate"
 )
 """Instructions of a trace that TVM checks before it carries them out."""
-HINTS = ("pragma_auto_unroll_max_step", "pragma_unroll_explicit")
+HINTS = {"pragma_auto_unroll_max_step", "pragma_unroll_explicit"}
 """What a schedule may write on a loop: others carry code of their own."""
 
 
@@ -478,14 +486,17 @@ def replayed(text, trace, seed, timed):
 def judge_schedule(inputs, trace, facts):
     """Carries the trace out, compares values, and where the case asks for it the speed."""
     text, seed, timed = inputs
-    done_to, _ = json.loads(trace)
-    for kind, _, attributes, *_ in done_to:
+    try:
+        done_to = [(str(kind), [*attributes]) for kind, _, attributes, _ in json.loads(trace)[0]]
+    except (IndexError, KeyError, TypeError, ValueError):
+        return [("crash", "The list of rewrites that came back from its process is damaged.")]
+    for kind, attributes in done_to:
         if kind == "Bind":
             return [
                 ("compile", "A loop is bound to threads of a GPU, and this schedule is for a CPU: leave `bind` out.")
             ]
-        if not HARMLESS.fullmatch(kind) or (kind == "Annotate" and attributes[0] not in HINTS):
-            what = f"Annotate {attributes[0]}" if kind == "Annotate" else kind
+        if not HARMLESS.fullmatch(kind) or (kind == "Annotate" and not {*attributes} <= HINTS):
+            what = " ".join(map(str, (kind, *attributes)))
             said = (
                 f"The schedule holds `{what}`, which TVM does not check, or which brings in other code: leave it out."
             )
@@ -510,14 +521,16 @@ def judge_schedule(inputs, trace, facts):
     if ratio >= LEAST:
         said = f"{ratio:.1f} times as fast as the plain nest, both on one core (at least {LEAST:.0f})"
         return [("checked", said)]
-    done_kinds = [one[0] for one in done_to]
+    kinds = [kind for kind, _ in done_to]
     said = f"On one core it is {ratio:.1f} times as fast as the plain nest; {LEAST:.0f} times is asked for."
-    if done_kinds.count("ComputeInline") + done_kinds.count("ComputeAt") + done_kinds.count("ReverseComputeInline") < 2:
+    if sum(kind in ("ComputeInline", "ReverseComputeInline", "ComputeAt") for kind in kinds) < 2:
         said += " `difference` or `weighted` still goes to memory, as a tensor of n · m · k."
-    elif not done_kinds.count("Reorder"):
+    elif "Reorder" not in kinds:
         said += " The innermost loop is still the sum's: each step of it waits for the one before."
-    elif "Parallel" in done_kinds:
+    elif "Parallel" in kinds:
         said += " `parallel` gains nothing here: what counts is what one core does."
+    else:
+        said += " Which loop is the innermost, and does each of its steps wait for the one before?"
     return [("too-slow", said)]
 
 
