@@ -1,8 +1,8 @@
 """Exercises as data: what an answer is called with, what it must give, what it must be made of.
 
-One file a lab, `lNN_topic.py`, holds a tuple `EXERCISES`. It imports torch (and the records, where a recorded table
-judges an answer), and never enters the process that runs an answer: a reference is computed in the parent, from its
-own copy of the inputs, after the answer is dead.
+One file a lab, `lNN_topic.py`, holds a tuple `EXERCISES`. It imports torch (and what reads and records generated code,
+where that judges an answer), and never enters the process that runs an answer: a reference is computed in the parent,
+from its own copy of the inputs, after the answer is dead.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""An answer that schedules a loop nest: only its list of rewrites counts, and without TVM nothing is judged."""
+"""Lab 04 without its packages; and of an answer that schedules a loop nest only the list of its rewrites counts."""
 
 import json
 
@@ -22,9 +22,24 @@ def without_tvm(monkeypatch):
 
 def test_without_tvm_nothing_is_judged_and_the_command_is_named(without_tvm):
     verdict = judge(EXERCISE, solved(EXERCISE.name))
-    assert (verdict.passed, verdict.kind) == (None, "environment")
+    assert (verdict.passed, verdict.kind) == (None, "environment"), verdict
     assert "TVM is not installed." in verdict.findings[0].message and apart.INSTALL in verdict.findings[0].message
     assert "cannot be judged here" in verdict.headline
+
+
+def test_without_jax_the_recorded_graphs_judge(monkeypatch):
+    problem = machine.NotReady("JAX is not installed.", apart.INSTALL)
+    monkeypatch.setattr(apart, "problem", lambda package, **named: problem)
+    made = l04_tvm_xla.modules, l04_tvm_xla.eight
+    for of in made:
+        of.cache_clear()
+    try:
+        assert judge(every()["hlo-bytes"], solved("hlo-bytes")).passed
+        assert judge(every()["xla-fuses"], solved("xla-fuses")).passed
+        assert not any(of().live for of in made)
+    finally:
+        for of in made:
+            of.cache_clear()
 
 
 @pytest.mark.parametrize(
