@@ -93,13 +93,14 @@ def run(
     `env` changes environment variables once the packages are imported (a value None removes one). `memory_bytes` is
     what it may allocate beyond the preloaded packages. `interpreted` says whether Triton interprets its kernels there,
     by default as in this process: False compiles, also where this process interprets; True is CPU mode, on a GPU too.
-    `inductor`: where it is interpreted, Inductor is loaded already and has compiled something for the CPU.
+    `inductor`: where it is interpreted, Inductor is loaded already and has compiled something for the CPU; else what
+    captures a graph is loaded, which touches no GPU.
     `packages`: "tvm" or "jax", loaded in place of Triton; `helpers.apart` asks for it.
     `share`: at most four file descriptors (memory, say) that the text finds, open, in its global `__shared__`.
     """
     if interpreted is None:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    kind = packages or (("inductor" if inductor else "interpreted") if interpreted else "compiled")
+    kind = packages or _kind(interpreted, inductor)
     job = {"text": text, "call": call, "argv": None, "env": _environment(env, kind)}
     return _carry_out(kind, job, seconds, memory_bytes, output_bytes, share)
 
@@ -122,11 +123,17 @@ def command(
     return _carry_out("bare", job, seconds, memory_bytes, output_bytes)
 
 
-def warm(*, interpreted: bool = False, packages: str = "") -> None:
+def warm(*, interpreted: bool = False, inductor: bool = False, packages: str = "") -> None:
     """Start the zygote that `run` (or with False, compiling) will need, without waiting for it."""
     if _can_fork():
         with _lock:
-            _zygote(packages or ("interpreted" if interpreted else "compiled"))
+            _zygote(packages or _kind(interpreted, inductor))
+
+
+def _kind(interpreted: bool, inductor: bool) -> str:
+    if interpreted:
+        return "inductor" if inductor else "interpreted"
+    return "captured" if inductor else "compiled"
 
 
 def close() -> None:
@@ -145,7 +152,7 @@ def _environment(changes: dict | None, kind: str) -> dict:
         env["TRITON_INTERPRET"] = "1"
         env["HELPERS_MODE"] = "cpu"  # what is interpreted runs on the CPU, beside a GPU too; CUDA stays untouched,
         env["CUDA_VISIBLE_DEVICES"] = ""  # also by Inductor, which asks for it while it is loaded
-    elif kind == "compiled":
+    elif kind in ("compiled", "captured"):
         env.pop("TRITON_INTERPRET", None)
     elif kind == "jax":
         env |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}

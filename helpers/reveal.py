@@ -12,6 +12,7 @@ import logging
 import re
 import subprocess
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -419,7 +420,14 @@ def inductor(fn, *args, run=True, arch: str | None = None) -> Generated:
     quick = {} if run else {"cpp.vec_isa_ok": True, "fx_graph_cache": False, "compile_threads": 1}
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
-        with show.working("torch.compile"), refusals.strictly(name), torch._inductor.config.patch(quick):
+        with (
+            show.working("torch.compile"),
+            refusals.strictly(name),
+            torch._inductor.config.patch(quick),
+            warnings.catch_warnings(),
+        ):
+            # products of fp32 are meant as they are written
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication")
             torch.compile(_fresh(fn))(*args)
     except _Written:
         pass  # this is how run=False ends

@@ -59,7 +59,8 @@ def serve(sock: socket.socket, preload: str) -> None:
 
 def load(preload: str) -> None:
     """Import what jobs will need. preload: "bare" (nothing), "compiled" or "interpreted" (how Triton runs there),
-    "inductor" (interpreted, and torch.compile is warm), "tvm", "jax"."""
+    "captured" (compiled, and torch.compile captures graphs), "inductor" (interpreted, and it has compiled), "tvm",
+    "jax"."""
     if preload == "bare":
         return
     if preload in ("tvm", "jax"):
@@ -79,10 +80,11 @@ def load(preload: str) -> None:
         from helpers import interpreter
 
         interpreter.install()
-    for package in ("cupy", "IPython", "triton.experimental.gluon.nvidia.hopper"):
+    packages = {"captured": ("torch._dynamo.repro.after_dynamo",), "inductor": ()}  # the former: 5 s of a first graph
+    for package in ("IPython", *packages.get(preload, ("cupy", "triton.experimental.gluon.nvidia.hopper"))):
         with contextlib.suppress(ImportError):
             importlib.import_module(package)
-    if preload == "compiled":
+    if preload in ("compiled", "captured"):
         with contextlib.suppress(ImportError, AttributeError):  # it has moved between Triton's versions
             triton.runtime.cache.triton_key()  # reads all of Triton's files, once a process
     if preload in ("interpreted", "inductor"):  # the compiling process must not look for a GPU before it forks

@@ -117,6 +117,8 @@ def test_interpreting_and_compiling_children_side_by_side():
 def test_inductor_can_be_loaded_beforehand():
     text, loaded = "import sys", "'torch._inductor.compile_fx' in sys.modules"
     assert child.run(text, loaded, interpreted=True, inductor=True).value is True
+    captures = "'functorch.compile' in sys.modules and 'TRITON_INTERPRET' not in sys.modules['os'].environ"
+    assert child.run(text, captures, interpreted=False, inductor=True).value is True
     assert child.run(text, loaded, interpreted=True).value is False
 
 

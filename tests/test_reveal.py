@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import warnings
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from helpers import cuda, reveal, source
+from helpers import cuda, machine, reveal, source
 
 
 @triton.jit
@@ -212,6 +213,18 @@ def test_inductor_counts_kernels_library_calls_and_graphs():
         assert "def call(" in made.code and "benchmark" not in made.code.split("def call(")[1]
     made = reveal.inductor(broken, x)
     assert made.graphs == len(made.kernels) == 2
+
+
+@pytest.mark.filterwarnings("error:TensorFloat32")
+@pytest.mark.skipif(machine.gpu(), reason="there Inductor warns by itself, once a process")
+def test_fp32_products_need_no_warning_of_tensor_cores(monkeypatch):
+    from torch._inductor import compile_fx
+
+    def warn():
+        warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available", stacklevel=2)
+
+    monkeypatch.setattr(compile_fx, "_warn_tf32_disabled", warn)
+    assert reveal.inductor(lambda x: x @ x, torch.randn(17, 17), arch="sm_90").extern_calls
 
 
 def test_inductor_reads_code_without_running_it():

@@ -156,7 +156,8 @@ class Trial:
         if self.exercise.package and (lacking := apart.problem(self.exercise.package)):
             return caught("process", [Finding("environment", str(lacking))])
         if self.gpu:
-            child.warm()  # what the second pass runs in is loaded while the first one is at work
+            # what the second pass runs in is loaded while the first one is at work
+            child.warm(inductor=self.exercise.rung == "compiler")
         findings = self.on_cpu()
         if not findings and not self.can_run():
             here = f"this GPU is {machine.here().arch}" if self.gpu else "this machine has no GPU"
