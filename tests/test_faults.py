@@ -21,7 +21,7 @@ import torch
 from jupyter_client.manager import KernelManager
 
 from helpers import ROOT, child, machine, notebooks
-from helpers.checks import Verdict, judge, rules, sanitizer
+from helpers.checks import Finding, Verdict, judge, rules, sanitizer
 from helpers.checks.findings import failed, raised
 from helpers.checks.judge import Stopped, Trial
 from helpers.exercises import every
@@ -482,3 +482,12 @@ def test_bytes_from_a_gpus_memory_are_held_against_the_limit(counted, kind, said
     found = trial.few_bytes()
     assert [f.kind for f in found] == [kind] * bool(kind)
     assert said in "".join([*(f.message for f in found), *trial.checked, *trial.unchecked])
+
+
+@pytest.mark.parametrize("name, is_judged_again", [("row-softmax", True), ("what-fuses", False)])
+def test_what_a_gpu_machine_lacks_for_the_pass_on_the_cpu(name, is_judged_again, monkeypatch):
+    trial = Trial(every()[name], "", 0, 1.0)
+    trial.gpu = True
+    monkeypatch.setattr(trial, "on", lambda mode: [Finding("environment", "There is no compiler.")])
+    assert [f.kind for f in trial.on_cpu()] == ([] if is_judged_again else ["environment"])
+    assert trial.unchecked == (["as in CPU mode: There is no compiler."] if is_judged_again else [])
