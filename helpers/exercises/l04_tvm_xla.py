@@ -9,7 +9,7 @@ from functools import lru_cache
 from .. import child, ledger, records, reveal, source
 from . import Case, Exercise, travelling
 
-LAB = "04_tvm_xla"
+LAB = "04_tvm_xla"  # all cases are of mode "cpu": no answer does anything on a GPU, so one pass will do there, too
 LIBRARY = ("--xla_gpu_enable_triton_gemm=false",)
 """Flags of XLA with which products go to cuBLASLt, whatever the card and the size."""
 
@@ -199,7 +199,7 @@ def judge_bytes(inputs, said, facts):
 
 
 def _module(about: str, seen: bool = False) -> Case:
-    return Case(about, lambda draw: (instructions(modules().value[about]["hlo"]),), seen=seen)
+    return Case(about, lambda draw: (instructions(modules().value[about]["hlo"]),), seen=seen, mode="cpu")
 
 
 hlo_bytes = Exercise(
@@ -324,7 +324,7 @@ xla_fuses = Exercise(
     title="Predict what XLA fuses, and what it calls",
     form="prediction",
     made_of="python",
-    cases=(Case(f"matrices of {SIDE} × {SIDE}", lambda draw: (), seen=True),),
+    cases=(Case(f"matrices of {SIDE} × {SIDE}", lambda draw: (), seen=True, mode="cpu"),),
     judge=judge_eight,
     hints=(
         "First find the products of matrices: each is a call of the library here. All that is left lies before, "
