@@ -58,32 +58,31 @@ def test_the_rooflines_slider_moves_by_keyboard_and_the_figure_follows(page):
     assert "FLOP/byte" in readout.inner_text()
 
 
-def test_the_fusion_explorer_is_worked_by_keyboard_alone(lab):
+def test_the_fusion_explorer_is_worked_by_keyboard_alone(lab, page):
     cells = ["import helpers\nhelpers.start()\nfrom helpers import explore", "explore.fusion(['gelu(h)'])"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(notebook, lab.root / "work" / "notebooks" / "fusion.ipynb")
-    with browser.page() as page:
-        browser.open_notebook(page, lab, "work/notebooks/fusion.ipynb")
-        browser.run_all(page, seconds=120)
-        explorer = page.locator(".fusion-explorer").first
-        explorer.wait_for()
-        assert explorer.locator(".fusion-readout").inner_text().startswith("h = x; h = gelu(h). Predict")
-        second = explorer.locator("select").nth(1)
-        second.focus()
-        page.keyboard.type("h @ w")  # a list of choices is searched by typing
-        page.wait_for_function(_READS, arg="h = gelu(h); h = h @ w")
+    browser.open_notebook(page, lab, "work/notebooks/fusion.ipynb")
+    browser.run_all(page, seconds=120)
+    explorer = page.locator(".fusion-explorer").first
+    explorer.wait_for()
+    assert explorer.locator(".fusion-readout").inner_text().startswith("h = x; h = gelu(h). Predict")
+    second = explorer.locator("select").nth(1)
+    second.focus()
+    page.keyboard.type("h @ w")  # a list of choices is searched by typing
+    page.wait_for_function(_READS, arg="h = gelu(h); h = h @ w")
+    page.keyboard.press("Tab")
+    for _ in range(3):
+        page.keyboard.press("Tab")  # past the other steps, to the slider
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Tab")
+    while page.evaluate("document.activeElement.tagName") != "BUTTON":
         page.keyboard.press("Tab")
-        for _ in range(3):
-            page.keyboard.press("Tab")  # past the other steps, to the slider
-        page.keyboard.press("ArrowRight")
-        page.keyboard.press("Tab")
-        while page.evaluate("document.activeElement.tagName") != "BUTTON":
-            page.keyboard.press("Tab")
-        page.keyboard.press("Space")
-        page.wait_for_function(_READS, arg="2 launches, as you predicted", timeout=60_000)
-        assert "extern_kernels.mm" in explorer.inner_text() and page.failures == []
-        assert "gelu(h)" in explorer.locator("img").get_attribute("alt")
+    page.keyboard.press("Space")
+    page.wait_for_function(_READS, arg="2 launches, as you predicted", timeout=60_000)
+    assert "extern_kernels.mm" in explorer.inner_text() and page.failures == []
+    assert "gelu(h)" in explorer.locator("img").get_attribute("alt")
 
 
 _READS = "words => document.querySelector('.fusion-explorer .fusion-readout').innerText.includes(words)"
