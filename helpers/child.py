@@ -119,8 +119,51 @@ def command(
     output_bytes: int = 1 << 20,
 ) -> Result:
     """Run a program under the limits of `run`; `value` is None. `env` changes variables of this process's."""
-    job = {"text": None, "call": None, "argv": list(map(str, argv)), "env": _environment(env, "bare")}
-    return _carry_out("bare", job, seconds, memory_bytes, output_bytes)
+    return _carry_out("bare", _argued(argv, env), seconds, memory_bytes, output_bytes)
+
+
+def begin(argv: list[str], *, env: dict | None = None, output_bytes: int = 1 << 20) -> "Begun | None":
+    """`command`, begun and not waited for, while other calls go on. None where no zygote can be (see above)."""
+    if not _can_fork():
+        return None
+    return Begun(_argued(argv, env), output_bytes)
+
+
+class Begun:
+    """A program that runs under a zygote of its own; it ends with this process at the latest."""
+
+    LONGEST = 1 << 20
+    """Seconds it may take from its start on; a learner may read for hours before its result is asked for."""
+
+    def __init__(self, job: dict, output_bytes: int):
+        self._key, self._left = f"begun {id(self)}", None
+        with _lock:
+            zygote = _zygotes[self._key] = _Zygote("bare")
+        job = _placed(job, None)
+
+        def watch():
+            with contextlib.suppress(OSError):  # it was ended, and the zygote with it
+                self._left = zygote.carry_out(job, self.LONGEST, output_bytes, ())
+
+        self._watch = threading.Thread(target=watch, daemon=True)
+        self._watch.start()
+
+    def result(self, seconds: float) -> Result:
+        """Wait until it has ended by itself, `seconds` at most, then it is ended."""
+        began = time.monotonic()
+        try:
+            self._watch.join(seconds)
+        finally:
+            left = self._left
+            self.end()
+        return left or Result(None, "", "", None, signal.SIGKILL, True, time.monotonic() - began)
+
+    def end(self) -> None:
+        """Kill it and all that it started; without effect where it has ended."""
+        with _lock:
+            zygote = _zygotes.pop(self._key, None)
+        if zygote:
+            zygote.close()
 
 
 def warm(*, interpreted: bool = False, inductor: bool = False, packages: str = "") -> None:
@@ -179,12 +222,20 @@ def _can_fork() -> bool:
     return True
 
 
-def _carry_out(kind, job, seconds, memory_bytes, output_bytes, share=()) -> Result:
-    job |= {
+def _argued(argv: list[str], env: dict | None) -> dict:
+    return {"text": None, "call": None, "argv": list(map(str, argv)), "env": _environment(env, "bare")}
+
+
+def _placed(job: dict, memory_bytes: int | None) -> dict:
+    return job | {
         "memory_bytes": memory_bytes,
         "cwd": os.getcwd(),
         "path": [p for p in sys.path if p] + [str(ROOT)],
     }
+
+
+def _carry_out(kind, job, seconds, memory_bytes, output_bytes, share=()) -> Result:
+    job = _placed(job, memory_bytes)
     if not _can_fork():
         return _plain(kind, job, seconds, output_bytes, share)
     with _lock:

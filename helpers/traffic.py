@@ -6,6 +6,7 @@ around the whole process. What goes to the child is the text that the named func
 take no arguments and are defined at the top level of a cell, like the tensors they use.
 """
 
+import ast
 import csv
 import hashlib
 import io
@@ -16,6 +17,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from glob import glob
 from pathlib import Path
@@ -25,6 +27,8 @@ from .cuda import nvrtc
 from .records import Measurement
 
 READ, WRITTEN, DURATION = "dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"
+IN_RANGES = ["--replay-mode", "app-range"]
+"""Of `Program`: counts around all that a program does from its cudaProfilerStart to its cudaProfilerStop."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +78,98 @@ def measured(*functions: Callable[[], object], given: dict | None = None) -> dic
     Memory copies and fills that the driver does without a kernel are counted too, because the counters are read
     around the call as a whole. Errors: `machine.NotReady` without a GPU, Nsight Compute or permission to count.
     """
-    rows = _ncu(functions, [READ, WRITTEN], ["--replay-mode", "app-range"], repeats=1, given=given, marker=False)
+    rows = _ncu(functions, [READ, WRITTEN], IN_RANGES, repeats=1, given=given, marker=False)
     return {
         f.__name__: Bytes(*(int(_value(row, m)) for m in (READ, WRITTEN)))
         for f, row in zip(functions, rows, strict=True)
     }
 
 
-def read_in_ranges(command: list[str], env: dict[str, str]) -> list[int]:
-    """The bytes that came from DRAM in each range of a program, from its cudaProfilerStart to its cudaProfilerStop.
+def warm() -> None:
+    """Start the process that the next `measured` will need, without waiting for it: importing what a notebook imports,
+    under Nsight Compute, takes most of its time. In CPU mode and without Nsight Compute nothing is started."""
+    if machine.gpu() and not _ahead:
+        with suppress(machine.NotReady):
+            _ahead.append(Program([READ, WRITTEN], IN_RANGES, ahead=True))
 
-    Errors: `machine.NotReady` without Nsight Compute or permission to count, RuntimeError where it gave no figures.
+
+_ahead: list["Program"] = []
+"""What `warm` has started and nobody has used, one at most."""
+
+
+class Program:
+    """A Python program under Nsight Compute: it imports what notebooks do, then runs the text that it is given.
+
+    metrics, options: what is counted, and how. ahead: it begins now, and not when the text is there; until then it
+    touches no GPU. Errors: `machine.NotReady` without Nsight Compute.
     """
-    return [int(_value(row, READ)) for row in _rows(command, [READ], ["--replay-mode", "app-range"], env)]
+
+    def __init__(self, metrics: list[str], options: list[str], ahead: bool = False):
+        self.counted = metrics, options
+        counting = [find(), "--csv", "--page", "raw", "--print-units", "base", "--cache-control", "none"]
+        counting += ["--clock-control", "none", *options, "--metrics", ",".join(metrics), sys.executable]
+        self._home = tempfile.TemporaryDirectory()
+        self.folder = Path(self._home.name)
+        (self.folder / "program.py").write_text(_PROGRAM)
+        self._command = [*counting, str(self.folder / "program.py"), str(self.folder / "text.py")]
+        # Inductor's pool of compilers would be started under the profiler too
+        env = {"PYTHONPATH": machine.python_path(), "HELPERS_MODE": "gpu", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        self._more = {"env": env, "output_bytes": 1 << 26}  # a row repeats every attribute of the device: some 4 kB
+        self._begun = child.begin(self._command, **self._more) if ahead else None
+
+    def rows(self, text: str) -> list[dict]:
+        """The rows of Nsight Compute's table once the text has run; a program runs one. Errors: `machine.NotReady`
+        without permission to count, RuntimeError where there were no figures."""
+        unfinished = self.folder / "unfinished"
+        unfinished.write_text(text)
+        unfinished.rename(self.folder / "text.py")  # it is there whole, or not at all
+        try:
+            if self._begun:
+                done = self._begun.result(SECONDS)
+            else:
+                done = child.command(self._command, seconds=SECONDS, **self._more)
+        finally:
+            self.end()
+        rows = _parse(done.stdout)
+        if not rows:
+            raise _failure(done)
+        return rows
+
+    def end(self) -> None:
+        """Of one that got no text: it is stopped."""
+        if self._begun:
+            self._begun.end()
+        self._home.cleanup()
+
+
+SECONDS = 300
+"""What a text may take under Nsight Compute."""
+
+_PROGRAM = """
+import os
+import sys
+import time
+
+from helpers import cuda, interpreter, plots, records, reveal, show, source, stage, timing, traffic
+
+try:
+    import triton.language
+except ImportError:
+    pass
+
+__file__, _parent = sys.argv[1], os.getppid()
+while not os.path.exists(__file__):
+    if os.getppid() != _parent:  # nobody is left to write it
+        sys.exit()
+    time.sleep(0.01)
+with open(__file__) as _text:
+    exec(compile(_text.read(), __file__, "exec"))
+"""
+
+
+def read_in_ranges(rows: list[dict]) -> list[int]:
+    """The bytes that came from DRAM in each of the `IN_RANGES` of a `Program` that counts READ."""
+    return [int(_value(row, READ)) for row in rows]
 
 
 def durations(*functions: Callable[[], object], repeats: int = 9) -> dict[str, Measurement]:
@@ -276,7 +359,8 @@ def _ncu(
     names = [f.__name__ for f in functions]
     replaced = "".join(f"\n{name} = {value!r}" for name, value in (given or {}).items())
     script = _SCRIPT.format(names=", ".join(names), warm=warm, repeats=repeats, marker=marker)
-    text = source.live(*names) + replaced + script
+    slice = source.live(*names)
+    text = slice + replaced + script
     about = [text, metrics, options, machine.here().name, machine.versions()]
     key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
     cached = machine.cache("ncu") / f"{key}.json"
@@ -285,32 +369,28 @@ def _ncu(
     import torch
 
     torch.cuda.empty_cache()  # the child needs room for the same tensors
+    ready = _ahead and _ahead[0].counted == (metrics, options)
+    program = _ahead.pop() if ready else Program(metrics, options)
     with (
-        tempfile.TemporaryDirectory() as folder,
         locks.exclusive("bytes and kernels, under Nsight Compute"),
         show.working(f"Nsight Compute: {', '.join(names)}"),
     ):
-        script, compiled = Path(folder) / "profiled.py", Path(folder) / "compiled"
-        nvrtc.write_binaries(compiled)  # the copy need not compile what this process has
-        script.write_text(f"from helpers.cuda import nvrtc as _nvrtc\n_nvrtc.read_binaries({str(compiled)!r})\n" + text)
-        # Inductor's pool of compilers would be started under the profiler too
-        env = {"HELPERS_MODE": "gpu", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        rows = _rows([sys.executable, str(script)], metrics, options, env)
+        # the copy need not compile what this process has
+        nvrtc.write_binaries(compiled := program.folder / "compiled")
+        read = f"from helpers.cuda import nvrtc as _nvrtc\n_nvrtc.read_binaries({str(compiled)!r})\n"
+        rows = program.rows(read + slice + _lines(slice) + replaced + script)
     cached.write_text(json.dumps(rows))
     return rows
 
 
-def _rows(command: list[str], metrics: list[str], options: list[str], env: dict[str, str]) -> list[dict]:
-    """Rows of Nsight Compute's table for a program that may import `helpers`."""
-    counting = [find(), "--csv", "--page", "raw", "--print-units", "base", "--cache-control", "none"]
-    counting += ["--clock-control", "none", *options, "--metrics", ",".join(metrics), *command]
-    # a row repeats every attribute of the device: some 4 kB
-    with_path = {"PYTHONPATH": machine.python_path(), **env}
-    done = child.command(counting, env=with_path, seconds=300, output_bytes=1 << 26)
-    rows = _parse(done.stdout)
-    if not rows:
-        raise _failure(done)
-    return rows
+def _lines(text: str) -> str:
+    """Statements that tell the Triton kernels of a slice the lines on which they stand here: by them too Triton looks
+    kernels up on disk, and what this process has launched need not be compiled once more."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    here = shell.user_ns if shell else vars(sys.modules["__main__"])
+    defined = [s.name for s in ast.parse(text).body if isinstance(s, ast.FunctionDef)]
+    found = {name: getattr(here.get(name), "starting_line_number", None) for name in defined}
+    return "".join(f"\n{name}.starting_line_number = {line}" for name, line in found.items() if line)
 
 
 def find() -> str:

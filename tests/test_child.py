@@ -142,3 +142,19 @@ def test_a_zygote_ends_with_its_parent(end):
             break
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the zygote")
+def test_a_program_that_was_begun_runs_beside_others(tmp_path):
+    wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nprint('seen')"
+    begun = child.begin([sys.executable, "-c", wait, tmp_path / "sign"])
+    right()
+    (tmp_path / "sign").touch()
+    done = begun.result(20)
+    assert (done.stdout, done.exit, done.ok) == ("seen\n", 0, True)
+    stopped, late = (child.begin([sys.executable, "-c", wait, tmp_path / name]) for name in ("never", "late"))
+    stopped.end()
+    done = late.result(0.2)
+    assert done.timed_out and not done.ok
+    assert not running(str(tmp_path / "never")) and not running(str(tmp_path / "late"))
+    assert not [kind for kind in child._zygotes if kind.startswith("begun")]

@@ -1,5 +1,6 @@
 """Bytes by arithmetic and by counting requests; what needs hardware counters is lesson 01's to show."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,3 +123,47 @@ def test_counters_become_sentences_and_travel_as_text(monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match="2 functions started 1 kernels; for counters each starts one"):
         traffic.counters(product, product)
     assert "Occupancy 25%, 128 registers" in said and "67 MB read" in said and "waiting for wgmma 50%" in said
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_program_runs_its_text_once_it_has_one(monkeypatch, tmp_path, ahead):
+    ncu = tmp_path / "ncu"  # in place of Nsight Compute: it runs the program, and prints what that prints
+    ncu.write_text('#!/bin/sh\nwhile [ "$1" != --metrics ]; do shift; done\nshift 2\nexec env HELPERS_MODE=cpu "$@"\n')
+    ncu.chmod(0o755)
+    monkeypatch.setattr(traffic, "find", lambda: str(ncu))
+    program = traffic.Program([traffic.READ], traffic.IN_RANGES, ahead)
+    text = f'import inspect\ndef f():\n    pass\nprint(\'"{traffic.READ}","f"\')\nprint(\'"byte",""\')\n'
+    (row,) = program.rows(text + 'print(f\'"7","{len(inspect.getsource(f))}"\')')
+    assert traffic.read_in_ranges([row]) == [7] and row["f"] == str(len("def f():\n    pass\n"))
+    assert not program.folder.exists()
+
+
+def test_what_was_started_ahead_is_used_once(monkeypatch, tmp_path):
+    class Program:
+        def __init__(self, *counted, ahead=False):
+            self.counted, self.ahead, self.folder = counted, ahead, tmp_path
+
+        def rows(self, text):
+            used.append(self.ahead)
+            return [{traffic.READ: "1", traffic.WRITTEN: "2"}]
+
+    used = []
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    monkeypatch.setattr(machine, "cache", lambda name: tmp_path)
+    monkeypatch.setattr(traffic, "Program", Program)
+    monkeypatch.setattr(traffic.source, "live", lambda *names: "def tile():\n    pass\n")
+
+    def tile():
+        pass
+
+    traffic.warm()
+    for case in range(2):
+        traffic.measured(tile, given={"CASE": case})
+    assert used == [True, False] and not traffic._ahead
+
+
+def test_a_copy_has_its_kernels_on_the_lines_where_they_stand_here(monkeypatch):
+    kernel = SimpleNamespace(starting_line_number=7)
+    monkeypatch.setattr(sys.modules["__main__"], "add_kernel", kernel, raising=False)
+    text = "def add_kernel(x):\n    pass\n\n\ndef add(x):\n    add_kernel(x)\n"
+    assert traffic._lines(text) == "\nadd_kernel.starting_line_number = 7"

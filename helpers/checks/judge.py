@@ -1,5 +1,6 @@
 """Judge one answer: draw inputs, have the child run it, compare what it left."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,7 +12,7 @@ from tempfile import TemporaryFile
 
 import torch
 
-from .. import ROOT, apart, child, locks, machine, reveal, source, stage
+from .. import ROOT, apart, child, locks, machine, reveal, source, stage, traffic
 from ..exercises import Built, Case, Draw, Exercise, travelling
 from . import rules, sanitizer
 from .compare import compare, short, tensors
@@ -132,6 +133,8 @@ class Trial:
         self.checked: list[str] = []
         self.unchecked: list[str] = []
         self.printed = self.place = ""
+        self.counting: traffic.Program | None = None
+        self.launched: list[dict] = []
         self.gpu = machine.gpu()
         self.draws: dict[tuple[int, bool], tuple] = {}
 
@@ -156,8 +159,18 @@ class Trial:
         if self.exercise.package and (lacking := apart.problem(self.exercise.package)):
             return caught("process", [Finding("environment", str(lacking))])
         if self.gpu:
-            # what the second pass runs in is loaded while the first one is at work
+            # what the second pass runs in, and what counts bytes, is loaded while the first one is at work
             child.warm(inductor=self.exercise.rung == "compiler")
+            if any(limit.inputs for limit in self.exercise.limits):
+                with contextlib.suppress(machine.NotReady):  # `few_bytes` says so
+                    self.counting = sanitizer.counting()
+        try:
+            return self.passes()
+        finally:
+            if self.counting:
+                self.counting.end()
+
+    def passes(self) -> list[Finding]:
         findings = self.on_cpu()
         if not findings and not self.can_run():
             here = f"this GPU is {machine.here().arch}" if self.gpu else "this machine has no GPU"
@@ -208,7 +221,9 @@ class Trial:
             return findings
         if mode == "cpu" and self.exercise.needs:
             return caught("compiler", self.inspected(left[-1][0].get("inspected")))
-        if mode == "cpu" and not self.gpu:
+        if mode == "cpu" and self.gpu:
+            self.launched = left[-1][0].get("to_launch", [])
+        elif mode == "cpu":
             findings = caught("compiler", self.compiled(left[-1][0].get("to_compile", [])))
         where = "on the GPU" if mode == "gpu" else "interpreted" if self.exercise.made_of == "triton" else "on the CPU"
         if self.exercise.made_of in ("triton", "cuda") or mode == "gpu":
@@ -264,6 +279,7 @@ class Trial:
             "made_of": self.exercise.made_of,
             "seed": self.seed,
             "inspected": inspected,
+            "ahead": self.launched if mode == "gpu" and speed is None else [],
             "trace": any(limit.fact in stage.TRACED for limit in self.exercise.limits),
             "drive": _travel(self.exercise.drive),
             "cases": [packed(i, case, twice and n == 0) for n, (i, case) in enumerate(cases)],
@@ -461,7 +477,7 @@ class Trial:
         cases = list(enumerate(large, len(self.exercise.cases) + 1))
         try:
             with locks.exclusive("bytes from memory, under Nsight Compute"):
-                read = sanitizer.bytes_read(*self.job("gpu", cases))
+                read = sanitizer.bytes_read(self.counting or sanitizer.counting(), *self.job("gpu", cases))
         except RuntimeError as missing:
             reason = str(missing).partition("\n")[0]
             self.unchecked.append(f"bytes from the GPU's memory: {reason}")

@@ -37,9 +37,9 @@ def program() -> str | None:
 
 def run(path: str, tool: str, job: dict, blobs: list[memoryview]) -> list[tuple[str, str]]:
     """(kind, sentence) of the first report of one tool; nothing where it reports nothing."""
-    with _playing(job | {"sanitized": True}, blobs) as command:
+    with _playing(job | {"sanitized": True}, blobs) as files:
         done = child.command(
-            [path, f"--tool={tool}", "--print-limit=4", *command],
+            [path, f"--tool={tool}", "--print-limit=4", sys.executable, "-c", _PLAY, *files],
             env={
                 "HELPERS_MODE": "gpu",
                 "PYTHONPATH": machine.python_path(),
@@ -50,21 +50,26 @@ def run(path: str, tool: str, job: dict, blobs: list[memoryview]) -> list[tuple[
     return reports(tool, done.stdout + done.stderr)
 
 
-def bytes_read(job: dict, blobs: list[memoryview]) -> list[int]:
-    """What one warm call of each case reads from memory, in bytes. Errors: as `traffic.read_in_ranges`."""
-    with _playing(job | {"counted": True}, blobs) as command:
-        return traffic.read_in_ranges(command, {"HELPERS_MODE": "gpu"})
+def counting() -> traffic.Program:
+    """The process that `bytes_read` needs: it starts while other things are done. Errors: as `traffic.Program`."""
+    return traffic.Program([traffic.READ], traffic.IN_RANGES, ahead=True)
+
+
+def bytes_read(program: traffic.Program, job: dict, blobs: list[memoryview]) -> list[int]:
+    """What one warm call of each case reads from memory, in bytes. Errors: as `traffic.Program.rows`."""
+    with _playing(job | {"counted": True}, blobs) as files:
+        return traffic.read_in_ranges(program.rows(f"import sys\n\nsys.argv[1:] = {files}\n{_PLAY}"))
 
 
 @contextmanager
 def _playing(job: dict, blobs: list[memoryview]) -> Iterator[list[str]]:
-    """The command that does a job in a process of its own."""
+    """The arguments of `_PLAY`: the files of a job and of what it leaves."""
     with tempfile.TemporaryDirectory() as folder:
         job_file, left = Path(folder, "job"), Path(folder, "left")
         with job_file.open("wb", buffering=0) as f:
             stage.put(f.fileno(), job, blobs)
         left.touch()
-        yield [sys.executable, "-c", _PLAY, str(job_file), str(left)]
+        yield [str(job_file), str(left)]
 
 
 def reports(tool: str, said: str) -> list[tuple[str, str]]:

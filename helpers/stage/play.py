@@ -16,7 +16,7 @@ from .. import ledger
 from . import guards
 from .guards import SPARSE_BYTES, image, laid_out, strayed
 from .parcels import as_bytes, decode, encode, frames, put
-from .watching import Launches, Watch, watch_cuda, watch_inspected, watch_triton, watch_values
+from .watching import Launches, Watch, compile_ahead, watch_cuda, watch_inspected, watch_triton, watch_values
 
 SHIPPED_BYTES = 1 << 30
 """Of a larger output only the shape is handed over."""
@@ -65,6 +65,8 @@ class Play:
             watch_values()
             self.put(event="import")
             answer = self.answer()
+            if self.gpu and not self.job.get("sanitized"):
+                compile_ahead(sys.modules["answer"], self.job["ahead"])
             for i, case in enumerate(self.job["cases"]):
                 at = {"case": i}
                 self.put(event="case", **at)
@@ -74,7 +76,8 @@ class Play:
                 self.put(event="case", **at)
                 self.put(event="speed", seconds=self.timed(answer, speed))
             inspected = [kernel.data() for kernel in self.launches.inspected.values()]
-            self.put(event="end", to_compile=self.launches.to_compile, inspected=inspected)
+            launches = {"to_compile": self.launches.to_compile, "to_launch": self.launches.to_launch}
+            self.put(event="end", **launches, inspected=inspected)
         except BaseException as error:
             self.put(event="error", **at, **described(error), kernel=self.launches.last)
 

@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +99,7 @@ class Launches:
     mma: bool = False
     kernels: list[str] = field(default_factory=list)
     to_compile: list[dict] = field(default_factory=list)
+    to_launch: list[dict] = field(default_factory=list)
     inspected: dict[tuple, "Inspected"] = field(default_factory=dict)
 
     @property
@@ -208,6 +210,9 @@ def watch_triton(launches: Launches, interpreted: bool) -> None:
             wanted = _to_compile(self, args, named)
             if wanted not in launches.to_compile:
                 launches.to_compile.append(wanted)
+            alike = _to_launch(self, args, named)
+            if alike and alike not in launches.to_launch:
+                launches.to_launch.append(alike)
             return plain(self, *args, **named)
 
     GridExecutor.__call__ = __call__
@@ -225,6 +230,68 @@ def _to_compile(executor, args, named) -> dict:
         "num_warps": named.get("num_warps") or 4,
         "num_stages": named.get("num_stages") or 3,
     }
+
+
+def _to_launch(executor, args, named) -> dict | None:
+    """One launch as `compile_ahead` takes it, arguments in place of which others would be compiled alike; None where
+    one of them has no such place."""
+    bound = inspect.getcallargs(executor.fn, *args, **{k: v for k, v in named.items() if k in executor.arg_names})
+    constants = {n: _spelled(v) for n, v in bound.items() if n in executor.constexprs or v is None}
+    examples = {n: _example(v) for n, v in bound.items() if n not in constants}
+    if None in examples.values() or "?" in constants.values():
+        return None
+    options = {n: v for n, v in named.items() if n not in executor.arg_names and n not in ("grid", "warmup")}
+    if not all(isinstance(v, int | str | None) for v in options.values()):
+        return None
+    return {"kernel": executor.fn.__name__, "examples": examples, "constants": constants, "options": options}
+
+
+def _example(value):
+    """What Triton's compiler asks of an argument: a tensor's dtype and whether it lies at 16 bytes; of an integer
+    whether it is 1, a multiple of 16, wider than 32 bits."""
+    if isinstance(value, torch.Tensor):
+        return {"dtype": str(value.dtype).removeprefix("torch."), "address": value.data_ptr() % 16}
+    if isinstance(value, bool) or value == 1:
+        return value
+    if isinstance(value, int):
+        wide = next((w for w in (2**63, 2**31) if value >= w or value < -w), 0)
+        return wide + (16 if value % 16 == 0 else 3)
+    return 0.5 if isinstance(value, float) else None
+
+
+class _Example:
+    """A tensor, as Triton's compiler looks at one."""
+
+    def __init__(self, dtype: str, address: int):
+        self.dtype, self.address = getattr(torch, dtype), address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+MOST_AHEAD = 32
+"""Launches that are compiled ahead."""
+
+
+def compile_ahead(module, launches: list[dict], threads: int = 8) -> None:
+    """Compile kernels of `module` as they are going to be launched, side by side; a launch then finds them. What does
+    not compile says so when it is launched."""
+    if len(launches) < 2:
+        return
+    import triton
+
+    def one(launch: dict) -> None:
+        with suppress(Exception):
+            kernel = getattr(module, launch["kernel"])
+            while not isinstance(kernel, triton.runtime.JITFunction):
+                kernel = kernel.fn  # inside @triton.autotune, @triton.heuristics
+            given = {n: _Example(**e) if isinstance(e, dict) else e for n, e in launch["examples"].items()}
+            constants = {n: eval(text, {"triton": triton}) for n, text in launch["constants"].items()}
+            kernel.warmup(**given, **constants, grid=(1,), **launch["options"])
+
+    triton.runtime.driver.active.get_current_device()  # what is made once, made by one thread
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(one, launches[:MOST_AHEAD]))
 
 
 def _type_of(value) -> str | dict:
