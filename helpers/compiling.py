@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from unittest import mock
 
-from . import ledger, paper, refusals, reveal
+from . import ledger, machine, paper, refusals, reveal
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,15 @@ class Tuned:
     seconds: float
     code: str
     candidates: tuple[Candidate, ...]
+
+
+def warm() -> None:
+    """On a GPU, do now what a process does once, at its first torch.compile: imports and patterns, which take seconds.
+    In CPU mode, where lessons compile nothing, it does nothing."""
+    if machine.gpu():
+        import torch
+
+        reveal.inductor(lambda x: torch.softmax(x @ x, -1), torch.ones(16, 16, device="cuda"), run=False)
 
 
 def captured(fn: Callable, *args, keep: str = "min-cut") -> Captured:
