@@ -1,6 +1,7 @@
 """An answer's outputs against the reference: shapes, dtypes, every element, and how far off is too far."""
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,22 +16,59 @@ FEW = 64
 """Of fewer elements than this the root mean square says little, and the largest error alone counts."""
 
 
-def compare(
-    exercise: Exercise, case: Case, inputs: tuple, outputs: Any, about: list[dict], values: bool = True
-) -> list[Finding]:
+class Reference:
+    """What an exercise's reference makes of the inputs of a call: computed when it is first asked for, and once. A
+    thread may ask for it ahead (`prepare`), since a large case takes seconds."""
+
+    def __init__(self, exercise: Exercise, inputs: tuple):
+        self.exercise, self.inputs = exercise, inputs
+        self._lock, self._known = threading.RLock(), {}
+
+    def _once(self, what, make: Callable) -> Any:
+        with self._lock:
+            if what not in self._known:
+                self._known[what] = make()
+            return self._known[what]
+
+    @property
+    def expected(self) -> Any:
+        """In float64."""
+        return self._once("expected", lambda: self.exercise.reference(*mapped(self.inputs, _to(torch.float64))))
+
+    @property
+    def runs(self) -> tuple:
+        """In float32, and in the lower precision (None where it cannot be run in that)."""
+        return self._once("runs", lambda: _runs(self.exercise, self.inputs))
+
+    def scale(self, i: int) -> torch.Tensor:
+        """What errors of the result's tensor `i` are measured by."""
+        return self._once(i, lambda: _scale(self.exercise, self.inputs, tensors(self.expected)[i]))
+
+    def prepare(self, case: Case) -> None:
+        """Compute what `compare` will ask for."""
+        for i, want in enumerate(tensors(self.expected)):
+            if _by_tolerance(case, want):
+                self.runs, self.scale(i)  # noqa: B018
+
+
+def _by_tolerance(case: Case, want: torch.Tensor) -> bool:
+    return not (want.is_meta or case.exact) and want.is_floating_point()
+
+
+def compare(reference: Reference, case: Case, outputs: Any, about: list[dict], values: bool = True) -> list[Finding]:
     """What is wrong with the outputs of one call; nothing where they are right.
 
-    inputs: as drawn, on the CPU. outputs: the tree that the answer returned, its tensors on the CPU as bits.
-    about: dtype, size and device of each of these tensors, in order. Where the reference gives a tensor on "meta",
-    only shape and dtype are compared: its values are for the exercise's judge. values: False where no kernel has run,
-    and shapes and dtypes are all there is.
+    reference: with the inputs as drawn, on the CPU. outputs: the tree that the answer returned, its tensors on the CPU
+    as bits. about: dtype, size and device of each of these tensors, in order. Where the reference gives a tensor on
+    "meta", only shape and dtype are compared: its values are for the exercise's judge. values: False where no kernel
+    has run, and shapes and dtypes are all there is.
     """
-    expected = exercise.reference(*mapped(inputs, _to(torch.float64)))
+    exercise, inputs, expected = reference.exercise, reference.inputs, reference.expected
     problem = _structure(expected, outputs, "what it returned")
     if problem:
         return [problem]
     wanted, got = tensors(expected), tensors(outputs)
-    runs, names = None, places(expected)
+    names = places(expected)
     for i, (want, have, said) in enumerate(zip(wanted, got, about, strict=True)):
         name = "its result" if len(wanted) == 1 else f"result {names[i]}"
         dtype = exercise.dtype or _dtype(inputs)
@@ -44,12 +82,11 @@ def compare(
             return [problem]
         if want.is_meta:
             continue
-        if case.exact or not want.is_floating_point():
+        if not _by_tolerance(case, want):
             problem = _exact(name, want, have, dtype)
         else:
-            runs = runs or _runs(exercise, inputs)
-            scale = _scale(exercise, inputs, want)
-            problem = _close(name, want, have, dtype, scale, [None if run is None else tensors(run)[i] for run in runs])
+            runs = [None if run is None else tensors(run)[i] for run in reference.runs]
+            problem = _close(name, want, have, dtype, reference.scale(i), runs)
         if problem:
             return [problem]
     return _plain(expected, outputs, exercise.rtol, "its answer") if values else []
@@ -131,7 +168,6 @@ def _dtype(inputs: tuple) -> torch.dtype:
 
 
 def _runs(exercise: Exercise, inputs: tuple) -> tuple:
-    """The reference in float32, and in the lower precision (None where it cannot be run in that)."""
     good = exercise.reference(*mapped(inputs, _to(torch.float32)))
     if callable(exercise.low):
         return good, exercise.low(*mapped(inputs, _to(torch.float32)))

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from .. import ROOT, apart, child, locks, machine, reveal, source, stage, traffic
 from ..exercises import Built, Case, Draw, Exercise, travelling
 from . import rules, sanitizer
-from .compare import compare, short, tensors
+from .compare import Reference, compare, short, tensors
 from .findings import caught, composed, failed, limited, owner, still, untouched, visible
 from .verdict import UNJUDGED, Finding, Verdict
 
@@ -137,6 +138,8 @@ class Trial:
         self.launched: list[dict] = []
         self.gpu = machine.gpu()
         self.draws: dict[tuple[int, bool], tuple] = {}
+        self.references: dict[tuple[int, bool], Reference] = {}
+        self.drawing, self.finished, self.over = threading.RLock(), set(), False
 
     # ---- reading ----
 
@@ -164,9 +167,12 @@ class Trial:
             if any(limit.inputs for limit in self.exercise.limits):
                 with contextlib.suppress(machine.NotReady):  # `few_bytes` says so
                     self.counting = sanitizer.counting()
+            if self.exercise.reference and not self.exercise.needs:
+                threading.Thread(target=self.prepare, daemon=True).start()
         try:
             return self.passes()
         finally:
+            self.over = True
             if self.counting:
                 self.counting.end()
 
@@ -245,9 +251,26 @@ class Trial:
     def drawn(self, number: int, case: Case, again: bool = False) -> tuple:
         """The inputs of a case; `again`: of its second call, other values of the same shapes."""
         key = (number, again)
-        if key not in self.draws:
-            self.draws[key] = case.inputs(Draw(self.seed + 7919 * number + 104729 * again, case.kind))
-        return self.draws[key]
+        with self.drawing:
+            if key not in self.draws:
+                self.draws[key] = case.inputs(Draw(self.seed + 7919 * number + 104729 * again, case.kind))
+            return self.draws[key]
+
+    def reference(self, number: int, case: Case, again: bool = False) -> Reference:
+        """What the outputs of a call are compared with."""
+        inputs = self.drawn(number, case, again)
+        with self.drawing:
+            return self.references.setdefault((number, again), Reference(self.exercise, inputs))
+
+    def prepare(self) -> None:
+        """Compute what outputs will be compared with, in both passes, until the check is over: for a thread, since the
+        answer's processes are at work meanwhile."""
+        for number, case in enumerate(self.exercise.cases):
+            if self.over:
+                return
+            if case.mode != "cpu" and number not in self.finished:
+                with contextlib.suppress(Exception):  # the comparison says so
+                    self.reference(number, case).prepare(case)
 
     def job(self, mode: str, cases: list, speed: dict | None = None) -> tuple[dict, list[memoryview]]:
         """What the child is told, and the values of its inputs."""
@@ -340,9 +363,13 @@ class Trial:
                 continue
             number, case = cases[message["case"]]
             again = message["order"] == "again"
-            inputs = self.drawn(number, case, again)
+            inputs, reference = self.drawn(number, case, again), self.reference(number, case, again)
+            if mode == "gpu" or not self.gpu:  # the last pass: what was compared may be large, and goes
+                self.finished.add(number)
+                for key in [k for k in self.references if k != (number, again) and k[0] in self.finished]:
+                    self.references.pop(key, None)
             try:
-                findings = self.judged(mode, case, inputs, message, blobs)
+                findings = self.judged(mode, case, reference, message, blobs)
             except Unreadable:
                 findings = [Finding("crash", "What came back from its process is damaged.")]
             if findings:
@@ -352,8 +379,9 @@ class Trial:
                 return [self.told(f, case, how, inputs) for f in findings]
         return []
 
-    def judged(self, mode: str, case: Case, inputs: tuple, message: dict, blobs: list) -> list[Finding]:
+    def judged(self, mode: str, case: Case, reference: Reference, message: dict, blobs: list) -> list[Finding]:
         """What is wrong with one call."""
+        inputs = reference.inputs
         got = [
             torch.frombuffer(bytearray(b), dtype=torch.uint8) if b else torch.empty(0, dtype=torch.uint8) for b in blobs
         ]
@@ -370,7 +398,7 @@ class Trial:
             place = f"{-first} bytes before the start" if first < 0 else "past the end"
             findings.append(Finding("out-of-bounds", f"A kernel wrote {place} of a tensor that the answer allocated."))
         if self.exercise.reference and not findings:
-            findings = compare(self.exercise, case, inputs, tree, about, values=not is_inspected)
+            findings = compare(reference, case, tree, about, values=not is_inspected)
         if self.exercise.judge and not findings and not is_inspected:
             said = self.exercise.judge(inputs, tree, facts)
             self.checked += [sentence for kind, sentence in said if kind == "checked"]
