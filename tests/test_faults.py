@@ -472,11 +472,12 @@ def test_run_all_goes_on_to_the_end_of_a_hostile_notebook(tmp_path):
     ],
 )
 def test_bytes_from_a_gpus_memory_are_held_against_the_limit(counted, kind, said, monkeypatch):
-    def bytes_read(job, blobs):
+    def bytes_read(program, job, blobs):
         if isinstance(counted, Exception):
             raise counted
         return counted
 
+    monkeypatch.setattr(sanitizer, "counting", lambda: None)
     monkeypatch.setattr(sanitizer, "bytes_read", bytes_read)
     trial = Trial(every()["grouped-launch"], solved("grouped-launch"), 1, 10)
     found = trial.few_bytes()
