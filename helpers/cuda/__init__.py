@@ -13,6 +13,7 @@ from .arguments import BadArgument, LaunchError
 from .faults import AssertFailed, Deadlock, KernelError, OutOfBounds
 from .module import Kernel, RawModule
 from .nvrtc import Binary, CompileError, Resources, compile, compile_all, tool  # noqa: A004  (cuda.compile: its name)
+from .ptx import PtxModule
 from .tma import TensorMap, tensor_map
 from .trace import Access, Race, Trace, record
 
@@ -27,6 +28,7 @@ __all__ = [
     "KernelError",
     "LaunchError",
     "OutOfBounds",
+    "PtxModule",
     "Race",
     "RawModule",
     "Resources",

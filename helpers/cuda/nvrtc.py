@@ -385,7 +385,7 @@ def _has(folders: list[str], header: str) -> bool:
 
 @lru_cache(maxsize=8)
 def tool(name: str) -> str:
-    """Path of a CUDA command-line tool: `cuobjdump`, `nvdisasm` or `ptxas`, from triton's wheel or a toolkit."""
+    """Path of a CUDA command-line tool: `cuobjdump`, `nvdisasm`, `ptxas`…, from triton's wheel or a toolkit."""
     import shutil
 
     spec = importlib.util.find_spec("triton")
