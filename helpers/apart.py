@@ -1,15 +1,16 @@
-"""TVM and JAX, each in processes of their own; what keeps them from running here, in a sentence with its mend.
+"""TVM, JAX and MAX, each in processes of their own; what keeps them from running here, in a sentence with its mend.
 
     apart.run("tvm", stages, 256, 512)      # stages: a function of this notebook that imports tvm inside
 
 The text of the function travels, with what it needs, into a fork of a process that has the package imported, and a
 value that JSON can carry comes back. So a compiler that crashes takes no notebook with it, JAX leaves the GPU's memory
-to PyTorch, and neither package has to be installed for the rest of a lesson.
+to PyTorch, and none of them has to be installed for the rest of a lesson.
 """
 
 import importlib.util
 import platform
 import re
+import sys
 from collections.abc import Callable
 from functools import cache
 
@@ -19,7 +20,9 @@ INSTALL = "make lab EXTRAS=all"
 FFI = "0.1.14"
 """The last apache-tvm-ffi that TVM 0.27 works with: newer ones crash where a schedule is written down."""
 
-_NAMES = {"tvm": "TVM", "jax": "JAX"}
+_NAMES = {"tvm": "TVM", "jax": "JAX", "max": "MAX"}
+GLIBC, PYTHON = (2, 34), ((3, 10), (3, 14))
+"""What the wheels of Mojo and MAX ask for: glibc from here on, and Python from the first to the last."""
 
 
 class Failed(machine.Plain, RuntimeError):
@@ -27,7 +30,7 @@ class Failed(machine.Plain, RuntimeError):
 
 
 def run(package: str, fn: Callable, *args, seconds: float = 300, env: dict | None = None):
-    """`fn(*args)` where `package` ("tvm" or "jax"; "torch" is always here) is imported: in a process of its own.
+    """`fn(*args)` where `package` ("tvm", "jax" or "max"; "torch" is always here) is imported: in a process of its own.
 
     args: plain values, which `repr` can spell. env: environment variables for this call. Returns what JSON carries of
     the value. Raises `machine.NotReady` where the package cannot run here, and `Failed`.
@@ -52,8 +55,8 @@ def _short(said: str) -> str:
 
 
 def warm() -> None:
-    """Start loading what is installed of the two, without waiting for it."""
-    for package in _NAMES:
+    """Start loading what is installed of TVM and JAX, without waiting for it."""
+    for package in ("tvm", "jax"):
         if not problem(package):
             child.warm(packages=package)
 
@@ -62,7 +65,7 @@ def problem(package: str, *, gpu: bool = False) -> machine.NotReady | None:
     """What keeps `package` from running here; None where nothing does. gpu: JAX is to compile for a GPU, too."""
     if importlib.util.find_spec(package) is None:
         return _absent(package)
-    return _ffi() if package == "tvm" else _plugins(gpu)
+    return {"tvm": _ffi, "jax": lambda: _plugins(gpu), "max": _compiler}[package]()
 
 
 @cache
@@ -79,10 +82,36 @@ def jax_on_gpu() -> machine.NotReady | None:
 
 def _absent(package: str) -> machine.NotReady:
     name, kind = _NAMES[package], platform.machine()
-    if package == "tvm" and (platform.system(), kind) != ("Linux", "x86_64"):
-        sentence = f"TVM is not installed, and has no wheel for {platform.system()} on {kind}."
+    if package in ("tvm", "max") and (platform.system(), kind) != ("Linux", "x86_64"):
+        sentence = f"{name} is not installed, and has no wheel here for {platform.system()} on {kind}."
         return machine.NotReady(sentence, "run this lesson on Linux on x86-64; recorded outputs are shown here")
+    if package == "max" and (old := _too_old()):
+        return old
     return machine.NotReady(f"{name} is not installed.", INSTALL)
+
+
+def _too_old() -> machine.NotReady | None:
+    """What of this system the wheels of Mojo and MAX are not made for."""
+    libc, version = platform.libc_ver()
+    if libc == "glibc" and _numbers(version) < GLIBC:
+        sentence = f"Mojo and MAX need glibc {_dotted(GLIBC)}, and this system has {version}."
+        return machine.NotReady(sentence, "run this lesson on a newer system; recorded outputs are shown here")
+    here, (first, last) = sys.version_info[:2], PYTHON
+    if not first <= here <= last:
+        sentence = f"Mojo and MAX need Python {_dotted(first)} to {_dotted(last)}, and this is {_dotted(here)}."
+        return machine.NotReady(sentence, "make lab EXTRAS=all PYTHON=python3.12")
+    return None
+
+
+def _compiler() -> machine.NotReady | None:
+    """MAX comes with Mojo's compiler; without it, neither can compile."""
+    if importlib.util.find_spec("mojo") is None:
+        return machine.NotReady("MAX is installed without mojo-compiler, which it compiles with.", INSTALL)
+    return None
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def _ffi() -> machine.NotReady | None:

@@ -95,7 +95,7 @@ def run(
     by default as in this process: False compiles, also where this process interprets; True is CPU mode, on a GPU too.
     `inductor`: where it is interpreted, Inductor is loaded already and has compiled something for the CPU; else what
     captures a graph is loaded, which touches no GPU.
-    `packages`: "tvm" or "jax", loaded in place of Triton; `helpers.apart` asks for it.
+    `packages`: "tvm", "jax" or "max", loaded in place of Triton; `helpers.apart` asks for it.
     `share`: at most four file descriptors (memory, say) that the text finds, open, in its global `__shared__`.
     """
     if interpreted is None:
@@ -205,6 +205,8 @@ def _environment(changes: dict | None, kind: str) -> dict:
             env |= {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     elif kind == "tvm":  # an extension for torch's tensors, not used here: it asks for a GPU before anything is forked
         env["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"
+    elif kind == "max":  # it would look up a host; no other switch keeps it from that
+        env["MODULAR_TELEMETRY_ENABLED"] = "0"
     for name, value in (changes or {}).items():
         env.pop(name, None) if value is None else env.__setitem__(name, str(value))
     return env

@@ -328,9 +328,9 @@ def compiler() -> Row:
 
 
 def compilers() -> list[Row]:
-    """TVM and JAX where they are installed, but something about them is not as it has to be."""
+    """TVM, JAX and MAX where they are installed, but something about them is not as it has to be."""
     rows = []
-    for package, name in (("tvm", "TVM"), ("jax", "JAX")):
+    for package, name in (("tvm", "TVM"), ("jax", "JAX"), ("max", "Mojo and MAX")):
         if importlib.util.find_spec(package) and (problem := apart.problem(package)):
             rows.append(Row(name, "limited", problem.sentence, problem.mend))
     return rows

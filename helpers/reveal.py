@@ -29,7 +29,9 @@ _IR_LOCATION = re.compile(r'^#loc.*\n|\s*\bloc\((?:"[^"]*"(?:\([^()]*\))?|#\w+|u
 _MLIR_OP = re.compile(r'^\s*(?:%[\w:#]+(?:, %[\w:#]+)*\s*=\s*)?"?(([a-z]\w*)\.[a-z][\w.]*)', re.MULTILINE)
 _SASS_OP = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
 _PTX_OP = re.compile(
-    r"^\s*(?:\$\w+:\s*)?(?:\{\s*)?(?:@!?%?\w+\s+)?([a-z][\w.:]*)(?=[\s;]).*;\s*(?://.*)?$", re.MULTILINE
+    r"^\s*(?:\$\w+:\s*)?(?:\{\s*)?(?:@!?%?\w+\s+)?"
+    r"(?:([a-z][\w.:]*)(?=[\s;]).*;\s*(?://.*)?|((?:ld|mma|wgmma|tcgen05)\.[\w.:]+)[ \t]*)$",  # operands may follow
+    re.MULTILINE,
 )
 _AMD_OP = re.compile(r"^\s+((?:[vs]|ds|global|buffer|flat|scratch)_\w+)(?=\s|$)", re.MULTILINE)
 _DUMPED = re.compile(
@@ -705,7 +707,7 @@ def instructions(code: str) -> Counter:
     """How often each instruction, modifiers included ("LDG.E.128", "ld.global.v4.b32"), stands in a text of assembly:
     SASS, PTX or AMD's."""
     sass = _SASS_OP.findall(code) or _AMD_OP.findall(code)
-    return Counter(sass or [op for op in _PTX_OP.findall(code) if not op.startswith(".")])
+    return Counter(sass or [op for ops in _PTX_OP.findall(code) if not (op := "".join(ops)).startswith(".")])
 
 
 def kinds(code: str) -> Counter:

@@ -60,11 +60,11 @@ def serve(sock: socket.socket, preload: str) -> None:
 def load(preload: str) -> None:
     """Import what jobs will need. preload: "bare" (nothing), "compiled" or "interpreted" (how Triton runs there),
     "captured" (compiled, and torch.compile captures graphs), "inductor" (interpreted, and it has compiled), "tvm",
-    "jax"."""
+    "jax", "max"."""
     if preload == "bare":
         return
-    if preload in ("tvm", "jax"):
-        {"tvm": load_tvm, "jax": load_jax}[preload]()
+    if preload in ("tvm", "jax", "max"):
+        {"tvm": load_tvm, "jax": load_jax, "max": load_max}[preload]()
         return
     import numpy  # noqa: F401
     import torch
@@ -114,6 +114,18 @@ def load_jax() -> None:
 
     if os.environ.get("JAX_PLATFORMS") == "cuda":  # there jobs take times, for which they need torch
         import torch  # noqa: F401
+
+
+def load_max() -> None:
+    """MAX's graphs and its engine; no session is opened, and so no thread started, before a job asks for one."""
+    before = dict(os.environ)
+    for module in ("graph", "engine", "driver"):
+        importlib.import_module(f"max.{module}")
+    _set_by_packages.update({name: value for name, value in os.environ.items() if name not in before})
+
+
+_set_by_packages: dict[str, str] = {}
+"""Variables by which a package knows later where it lies."""
 
 
 def _stack(context: int = 1) -> list:
@@ -201,7 +213,7 @@ def carry_out(job: dict, value_fd: int, shared: tuple[int, ...] = ()) -> int:
         os.closerange(3, 1 << 16)
         os.execvpe(job["argv"][0], job["argv"], job["env"])
     os.environ.clear()
-    os.environ.update(job["env"])
+    os.environ.update(_set_by_packages | job["env"])
     sys.path[:0] = [""]
     sys.path += [p for p in job["path"] if p not in sys.path]
     for stream in (sys.stdout, sys.stderr):

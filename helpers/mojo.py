@@ -1,0 +1,190 @@
+"""Mojo from a cell: a text is compiled and run, compiled for any GPU to be read or launched, or imported.
+
+    mojo.run(TEXT)                                # its main(), here: what it prints
+    built = mojo.build(TEXT, "sm_90a")            # every kernel that main() launches, compiled for that GPU
+    built.kernel("softmax").text                  # PTX, or the assembly of AMD's GPUs
+    built.kernel("softmax").launcher()            # as any kernel of the course, on the GPU or in CPU mode on the CPU
+    mojo.module(TEXT, "ops").saxpy(…)             # functions that a text makes for Python
+
+Everything compiled is kept. A GPU is not needed to compile for one, and telemetry is off.
+"""
+
+import hashlib
+import importlib.util
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from filelock import FileLock
+
+from . import apart, child, cuda, machine, show
+
+OFF = {"MODULAR_TELEMETRY_ENABLED": "0"}
+"""The one switch by which Mojo and MAX look up no host."""
+FILE = "program.mojo"
+_START = (
+    "import sys\nfrom importlib.metadata import entry_points\n"
+    "[start] = entry_points(group='console_scripts', name='mojo')\nsys.exit(start.load()())"
+)
+
+
+class CompileError(cuda.CompileError):
+    """Mojo that does not compile: `errors` holds (line, message) pairs, as `cuda.CompileError` does."""
+
+
+class Failed(machine.Plain, RuntimeError):
+    """A program of Mojo's that did not end well; the message is its own."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel compiled for one GPU. `name`: its function; `entry`: the name that the compiler gave it."""
+
+    name: str
+    entry: str
+    arch: str
+    text: str
+
+    @cached_property
+    def module(self) -> "cuda.PtxModule":
+        """The PTX as a module of the course's. Raises ValueError for a kernel that is not NVIDIA's."""
+        if not self.arch.startswith("sm_"):
+            raise ValueError(f"{self.name} is compiled for {self.arch}; PTX is for NVIDIA's GPUs.")
+        return cuda.PtxModule(self.text)
+
+    def launcher(self) -> "cuda.Kernel":
+        """The kernel, to be launched: `kernel(grid, block, args)`, on torch tensors."""
+        return self.module.get_function(self.entry)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What `build` made: the kernels of a program; the seconds that it took, when it was compiled."""
+
+    arch: str
+    kernels: tuple[Kernel, ...]
+    seconds: float
+
+    def kernel(self, name: str) -> Kernel:
+        """The kernel made of the function `name`. Raises KeyError where there is none, or more than one."""
+        found = [kernel for kernel in self.kernels if kernel.name == name]
+        if len(found) != 1:
+            there = ", ".join(kernel.name for kernel in self.kernels) or "none"
+            raise KeyError(f"{len(found)} kernels are made of {name!r}; main() launches: {there}.")
+        return found[0]
+
+
+def problem() -> machine.NotReady | None:
+    """What keeps Mojo from running here; None where nothing does."""
+    return apart.problem("max")
+
+
+def run(code: str, *, seconds: float = 300, gpu: bool = False) -> str:
+    """Compile `code` for this machine and run its `main()`: what it printed.
+
+    gpu: it launches kernels, and is compiled for this machine's GPU. Raises `CompileError`, `Failed`, and
+    `machine.NotReady` where Mojo is missing.
+    """
+    options = [f"--target-accelerator={machine.here().arch}"] if gpu else []
+    folder = _made(code, ("build", *options, "-o", "program"), seconds)
+    done = child.command([str(folder / "program")], env=OFF, seconds=seconds)
+    if not done.ok:
+        raise Failed(f"The program did not end well: {done.why()}. {done.stderr[-1000:].strip()}")
+    return done.stdout
+
+
+def build(code: str, arch: str, *, seconds: float = 300) -> Built:
+    """Compile the kernels that `main()` launches for a GPU, such as "sm_90a" or "gfx942"; nothing is run."""
+    folder = _made(code, ("build", "--emit", "asm", f"--target-accelerator={arch}", "-o", "program.s"), seconds)
+    kernels = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (".ptx", ".amdgcn", ".s", ".asm") or path.name == "program.s":
+            continue
+        text = path.read_text()
+        entry = (re.search(r"\.entry\s+([\w$]+)", text) or re.search(r"\.amdhsa_kernel\s+(\S+)", text))[1]
+        kernels.append(Kernel(_function(entry, code), entry, arch, text))
+    return Built(arch, tuple(kernels), float((folder / "seconds").read_text()))
+
+
+def module(code: str, name: str, *, seconds: float = 300):
+    """The module `name` that `code` makes for Python with `PyInit_<name>`: imported into this process."""
+    folder = _made(code, ("build", "--emit", "shared-lib", "-o", f"{name}.so"), seconds)
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.so")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def package(code: str) -> Path:
+    """A folder with `code` as a package of Mojo's: what MAX takes as `custom_extensions`."""
+    folder = machine.cache("mojo") / f"package_{hashlib.sha256(code.encode()).hexdigest()[:24]}"
+    folder.mkdir(exist_ok=True)
+    (folder / "__init__.mojo").write_text(code)
+    return folder
+
+
+def seconds(code: str, *options: str) -> float:
+    """Seconds that a compilation of `code` takes when nothing is kept, by the compiler's own cache neither."""
+    with tempfile.TemporaryDirectory() as cache:
+        began = time.perf_counter()
+        _compile(code, ("build", *options), Path(cache), 300, {"MODULAR_CACHE_DIR": cache})
+        return time.perf_counter() - began
+
+
+def _made(code: str, options: Sequence[str], seconds: float) -> Path:
+    """A folder with what the compiler makes of `code`."""
+    if lacking := problem():
+        raise lacking
+    versions = machine.installed("mojo-compiler", "max")
+    digest = hashlib.sha256("\0".join([code, *options, str(versions), sys.prefix]).encode()).hexdigest()[:24]
+    folder = machine.cache("mojo") / digest
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as made, show.working("Mojo: compiling"):
+                began = time.perf_counter()
+                _compile(code, options, Path(made), seconds)
+                Path(made, "seconds").write_text(f"{time.perf_counter() - began}")
+                shutil.copytree(made, folder)
+    return folder
+
+
+def _compile(code: str, options: Sequence[str], folder: Path, seconds: float, env: dict | None = None) -> None:
+    """Have `code` compiled in a folder. What the compiler warns of is shown; what it refuses is `CompileError`."""
+    (folder / FILE).write_text(code)
+    words = [str(folder / w) if i and options[i - 1] == "-o" else w for i, w in enumerate(options)]
+    done = child.python(["-c", _START, *words, folder / FILE], env=OFF | (env or {}), seconds=seconds)
+    said = _said(done.stderr)
+    if not done.ok:
+        errors = [(line, text) for line, kind, text in said if kind == "error"]
+        crashed = re.findall(r"^LLVM ERROR: (.+)", done.stderr, re.M) or [done.stderr.strip()[:300]]
+        errors = _deepest(said) or errors or [(0, f"the compiler did not get through: {done.why()}. {crashed[0]}")]
+        raise CompileError(code, errors, done.stderr, "This Mojo does not compile.")
+    for line, kind, text in said:
+        if kind == "warning":
+            show.note(f"Mojo, line {line}: {text}", kind="warning")
+
+
+def _said(log: str) -> list[tuple[int, str, str]]:
+    """What the compiler said: (line, kind, message), line 0 where it is not the reader's."""
+    found = re.findall(r"^(\S[^\n]*?):(\d+):\d+: (error|warning|note): (.+)$", log, re.M)
+    return [(int(line) if path.endswith(FILE) else 0, kind, text) for path, line, kind, text in found]
+
+
+def _deepest(said: list[tuple[int, str, str]]) -> list[tuple[int, str]]:
+    """Of an error that shows only when a function is instantiated: the reader's innermost line, and the cause."""
+    if not any("instantiation failed" in text for _, _, text in said):
+        return []
+    line = [line for line, _, _ in said if line][-1]
+    return [(line, said[-1][2])]
+
+
+def _function(entry: str, code: str) -> str:
+    """The function of `code` that an entry's name begins with, after the program's."""
+    names = sorted(re.findall(r"^def (\w+)", code, re.M), key=len, reverse=True)
+    return next((name for name in names if entry.startswith(f"{Path(FILE).stem}_{name}_")), entry)

@@ -1,0 +1,150 @@
+"""PTX on the CPU, whoever wrote it; Mojo from a cell, its errors at the reader's line, and what is said without it."""
+
+import platform
+import sys
+
+import pytest
+import torch
+
+from helpers import apart, cuda, machine, mojo
+
+mojo_is_here = pytest.mark.skipif(mojo.problem() is not None, reason="Mojo is not installed")
+
+CUDA = r"""
+#include <cuda_fp16.h>
+
+extern "C" __global__ void rows(const float* x, const __half* scale, float* out, int n, float shift) {
+    __shared__ float sums[8];
+    float sum = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += expf(x[blockIdx.x * n + i] - shift);
+    for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int i = 0; i < blockDim.x / 32; ++i) sum += sums[i];
+    if (threadIdx.x == 0) out[blockIdx.x] = sum * __half2float(scale[blockIdx.x]) / (n % 7 + 1);
+}
+"""
+
+
+def rows_of_nvcc():
+    """The kernel above as NVIDIA's compiler writes it in PTX, which differs from LLVM's."""
+    return cuda.PtxModule(cuda.compile(CUDA, "sm_90").ptx).get_function("rows")
+
+
+def test_ptx_of_another_compiler_gives_the_same_values():
+    x, scale, out = torch.randn(5, 300), torch.randn(5).half(), torch.empty(5)
+    rows_of_nvcc()((5,), (256,), (x, scale, out, 300, 1.5))
+    exact = (x.double() - 1.5).exp().sum(1) * scale.double() / (300 % 7 + 1)
+    assert torch.allclose(out.double(), exact, rtol=1e-5)
+
+
+def test_a_fault_in_ptx_names_its_line():
+    kernel = rows_of_nvcc()
+    with pytest.raises(cuda.OutOfBounds) as said:
+        kernel((6,), (256,), (torch.randn(5, 300), torch.randn(6).half(), torch.empty(6), 300, 0.0))
+    assert "ld.global" in kernel.module.code.splitlines()[said.value.line - 1]
+
+
+def test_ptx_that_ptxas_refuses_or_the_runner_lacks_is_said_with_its_line():
+    text = cuda.compile(CUDA, "sm_90").ptx
+    with pytest.raises(cuda.CompileError, match=r"ptxas refuses[\s\S]*line \d+"):
+        cuda.PtxModule(text.replace("bar.sync", "bar.sink")).get_function("rows")
+    with pytest.raises(cuda.CompileError, match="activemask.b32 has no counterpart"):
+        cuda.PtxModule(text.replace("bar.sync \t0;", "bar.sync \t0;\n\tactivemask.b32 \t%r1;")).get_function("rows")
+
+
+PRODUCT = r"""
+from max.gpu import lane_id
+from max.gpu.compute.mma import mma
+from max.gpu.host import DeviceContext
+
+comptime Half = Pointer[Float16, MutAnyOrigin]
+comptime Floats = Pointer[Float32, MutAnyOrigin]
+
+
+def product(a: Half, b: Half, c: Floats):
+    var g = Int(lane_id()) // 4
+    var t = Int(lane_id()) % 4 * 2
+    var of_a = SIMD[DType.float16, 8](0)
+    var of_b = SIMD[DType.float16, 4](0)
+    comptime for i in range(4):
+        comptime for j in range(2):
+            of_a[2 * i + j] = a[unsafe_offset=(g + i % 2 * 8) * 16 + i // 2 * 8 + t + j]
+            comptime if i < 2:
+                of_b[2 * i + j] = b[unsafe_offset=g * 16 + i * 8 + t + j]
+    var sum = SIMD[DType.float32, 4](0)
+    mma(sum, of_a, of_b, sum)
+    comptime for i in range(4):
+        c[unsafe_offset=(g + i // 2 * 8) * 8 + t + i % 2] = sum[i]
+
+
+def main() raises:
+    var ctx = DeviceContext()
+    var a = ctx.enqueue_create_buffer[DType.float16](256)
+    var c = ctx.enqueue_create_buffer[DType.float32](128)
+    ctx.enqueue_function[product](a, a, c, grid_dim=1, block_dim=32)
+"""
+
+
+@mojo_is_here
+def test_a_kernel_of_mojos_runs_from_its_ptx_tensor_cores_included():
+    kernel = mojo.build(PRODUCT, "sm_90a").kernel("product")
+    assert mojo.build(PRODUCT, "sm_90a").kernel("product") == kernel  # kept
+    a, b, c = torch.randn(16, 16).half(), torch.randn(8, 16).half(), torch.empty(16, 8)
+    kernel.launcher()((1,), (32,), (a, b, c))
+    assert torch.allclose(c.double(), a.double() @ b.double().T, atol=1e-5)
+
+
+@mojo_is_here
+def test_what_mojo_refuses_is_said_at_the_readers_line():
+    with pytest.raises(mojo.CompileError) as said:
+        mojo.run('def main():\n    print(1)\n    var x: Int = "four"\n')
+    assert [line for line, _ in said.value.errors] == [3] and 'var x: Int = "four"' in str(said.value)
+    with pytest.raises(mojo.CompileError) as said:  # seen only when the kernel is made for a card
+        mojo.build(PRODUCT, "gfx942")
+    [(line, message)] = said.value.errors
+    assert "mma(sum" in PRODUCT.splitlines()[line - 1] and "no valid implementation" in message
+
+
+@mojo_is_here
+def test_a_program_prints_and_one_that_fails_says_so():
+    assert mojo.run("def main():\n    print(6 * 7)\n") == "42\n"
+    with pytest.raises(mojo.Failed, match="too large"):
+        mojo.run('def main() raises:\n    raise Error("too large")\n')
+
+
+@pytest.mark.parametrize(
+    ("libc", "python", "expected"),
+    [("2.31", (3, 12), "glibc 2.34"), ("2.39", (3, 9), "Python 3.10 to 3.14"), ("2.39", (3, 12), "not installed")],
+)
+def test_what_is_missing_is_said_in_a_sentence(monkeypatch, libc, python, expected):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", libc))
+    monkeypatch.setattr(sys, "version_info", (*python, 0))
+    with pytest.raises(machine.NotReady, match=expected) as said:
+        mojo.run("def main():\n    pass\n")
+    assert said.value.mend and said.value.sentence == apart.problem("max").sentence
+
+
+def about_max():
+    import os
+    from pathlib import Path
+
+    from max.graph import DeviceRef, Graph, TensorType
+
+    graph = Graph("one", forward=lambda x: x + x, input_types=[TensorType(_float32(), (4,), device=DeviceRef.CPU())])
+    root = Path(os.environ["MODULAR_MAX_PACKAGE_ROOT"])
+    return [str(graph).count("rmo.add"), (root / "lib" / "mojo").is_dir(), os.environ["MODULAR_TELEMETRY_ENABLED"]]
+
+
+def _float32():
+    from max.dtype import DType
+
+    return DType.float32
+
+
+@mojo_is_here
+def test_max_runs_apart_knows_where_its_library_lies_and_tells_nobody():
+    assert apart.run("max", about_max) == [1, True, "0"]
+    assert "max.engine" not in sys.modules
