@@ -17,8 +17,8 @@ def test_each_figure_is_declared_in_exactly_one_cell():
     assert not {key: cells for key, cells in places.items() if len(cells) > 1}
 
 
-AWAITED = set()
-"""Lessons whose last measuring was cut short: `make test` names the figures that it did not come to."""
+AWAITED = {"11_mojo_max.ipynb"}
+"""Lessons whose measuring was cut short or has yet to come: `make test` names the figures that are missing."""
 
 
 def test_every_declared_figure_is_recorded_and_no_other():
