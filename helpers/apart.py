@@ -81,7 +81,7 @@ def jax_on_gpu() -> machine.NotReady | None:
 
 
 def _absent(package: str) -> machine.NotReady:
-    name, kind = _NAMES[package], platform.machine()
+    name, kind = {"max": "Mojo with MAX"}.get(package) or _NAMES[package], platform.machine()
     if package in ("tvm", "max") and (platform.system(), kind) != ("Linux", "x86_64"):
         sentence = f"{name} is not installed, and has no wheel here for {platform.system()} on {kind}."
         return machine.NotReady(sentence, "run this lesson on Linux on x86-64; recorded outputs are shown here")
