@@ -1,4 +1,4 @@
-"""TVM, JAX and MAX, each in processes of their own; what keeps them from running here, in a sentence with its mend.
+"""TVM, JAX, MAX and CuTe DSL, each in processes of their own; what keeps them from running here, and what mends it.
 
     apart.run("tvm", stages, 256, 512)      # stages: a function of this notebook that imports tvm inside
 
@@ -20,7 +20,8 @@ INSTALL = "make lab EXTRAS=all"
 FFI = "0.1.14"
 """The last apache-tvm-ffi that TVM 0.27 works with: newer ones crash where a schedule is written down."""
 
-_NAMES = {"tvm": "TVM", "jax": "JAX", "max": "MAX"}
+_NAMES = {"tvm": "TVM", "jax": "JAX", "max": "MAX", "cutlass": "CuTe DSL"}
+"""By the name under which each is imported."""
 GLIBC, PYTHON = (2, 34), ((3, 10), (3, 14))
 """What the wheels of Mojo and MAX ask for: glibc from here on, and Python from the first to the last."""
 
@@ -30,7 +31,7 @@ class Failed(machine.Plain, RuntimeError):
 
 
 def run(package: str, fn: Callable, *args, seconds: float = 300, env: dict | None = None):
-    """`fn(*args)` where `package` ("tvm", "jax" or "max"; "torch" is always here) is imported: in a process of its own.
+    """`fn(*args)` in a process of its own with `package` ("tvm", "jax", "max", "cutlass"; "torch": always) imported.
 
     args: plain values, which `repr` can spell. env: environment variables for this call. Returns what JSON carries of
     the value. Raises `machine.NotReady` where the package cannot run here, and `Failed`.
@@ -54,9 +55,9 @@ def _short(said: str) -> str:
     return said if len(said) < 1000 else f"{said[:300]}\n...\n{said[-600:]}"
 
 
-def warm() -> None:
-    """Start loading what is installed of TVM and JAX, without waiting for it."""
-    for package in ("tvm", "jax"):
+def warm(*packages: str) -> None:
+    """Start loading those that are installed, by default TVM and JAX, without waiting for it."""
+    for package in packages or ("tvm", "jax"):
         if not problem(package):
             child.warm(packages=package)
 
@@ -65,7 +66,8 @@ def problem(package: str, *, gpu: bool = False) -> machine.NotReady | None:
     """What keeps `package` from running here; None where nothing does. gpu: JAX is to compile for a GPU, too."""
     if importlib.util.find_spec(package) is None:
         return _absent(package)
-    return {"tvm": _ffi, "jax": lambda: _plugins(gpu), "max": _compiler}[package]()
+    known = {"tvm": _ffi, "jax": lambda: _plugins(gpu), "max": _compiler, "cutlass": lambda: None}
+    return known[package]()
 
 
 @cache

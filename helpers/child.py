@@ -95,7 +95,7 @@ def run(
     by default as in this process: False compiles, also where this process interprets; True is CPU mode, on a GPU too.
     `inductor`: where it is interpreted, Inductor is loaded already and has compiled something for the CPU; else what
     captures a graph is loaded, which touches no GPU.
-    `packages`: "tvm", "jax" or "max", loaded in place of Triton; `helpers.apart` asks for it.
+    `packages`: "tvm", "jax", "max" or "cutlass", loaded in place of Triton; `helpers.apart` asks for it.
     `share`: at most four file descriptors (memory, say) that the text finds, open, in its global `__shared__`.
     """
     if interpreted is None:

@@ -60,11 +60,12 @@ def serve(sock: socket.socket, preload: str) -> None:
 def load(preload: str) -> None:
     """Import what jobs will need. preload: "bare" (nothing), "compiled" or "interpreted" (how Triton runs there),
     "captured" (compiled, and torch.compile captures graphs), "inductor" (interpreted, and it has compiled), "tvm",
-    "jax", "max"."""
+    "jax", "max", "cutlass"."""
     if preload == "bare":
         return
-    if preload in ("tvm", "jax", "max"):
-        {"tvm": load_tvm, "jax": load_jax, "max": load_max}[preload]()
+    packages = {"tvm": load_tvm, "jax": load_jax, "max": load_max, "cutlass": load_cutlass}
+    if preload in packages:
+        packages[preload]()
         return
     import numpy  # noqa: F401
     import torch
@@ -126,6 +127,11 @@ def load_max() -> None:
 
 _set_by_packages: dict[str, str] = {}
 """Variables by which a package knows later where it lies."""
+
+
+def load_cutlass() -> None:
+    """CuTe DSL; it looks for no device where a job names the card that it compiles for."""
+    importlib.import_module("cutlass.cute")
 
 
 def _stack(context: int = 1) -> list:

@@ -80,6 +80,26 @@ def test_jax_that_cannot_use_the_gpu_says_why_and_does_not_go_on_with_the_cpu(mo
     assert why.sentence.startswith("JAX cannot use the GPU here: ") and why.mend == apart.INSTALL
 
 
+def layout_at(i, j):
+    """An index of a layout, which CuTe DSL evaluates while it traces."""
+    from cutlass import cute
+
+    found = []
+
+    @cute.jit
+    def trace():
+        found.append(cute.make_layout((8, 8), stride=(8, 1))((i, j)))
+
+    cute.compile(trace, options="--gpu-arch sm_90a")
+    return found
+
+
+@pytest.mark.skipif(apart.problem("cutlass") is not None, reason="CuTe DSL is not installed")
+def test_cute_compiles_there_without_a_gpu():
+    assert apart.run("cutlass", layout_at, 2, 3) == [19]
+    assert "cutlass" not in sys.modules
+
+
 @jax_is_here
 def test_jax_leaves_the_memory_of_the_gpu_alone():
     assert apart.run("jax", jax_sum, 2) == [12.0, "false"]
@@ -127,7 +147,7 @@ def test_a_plugin_for_another_cuda_than_torchs_is_named_on_a_gpu(monkeypatch):
     assert "for CUDA 13" in problem.sentence and "jax-cuda12-plugin" in problem.mend
 
 
-@pytest.mark.parametrize(("package", "name"), [("tvm", "TVM"), ("jax", "JAX")])
+@pytest.mark.parametrize(("package", "name"), [("tvm", "TVM"), ("jax", "JAX"), ("cutlass", "CuTe DSL")])
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch, package, name):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     problem = apart.problem(package)

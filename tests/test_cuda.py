@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from helpers import cuda, machine, traffic
-from helpers.cuda import nvrtc, translate
+from helpers.cuda import cpu, nvrtc, translate
 
 DEVICE = machine.device()
 on_cpu = pytest.mark.skipif(machine.gpu(), reason="what a GPU does with this kernel is undefined")
+needs_gpu = pytest.mark.skipif(not machine.gpu(), reason="needs a GPU")
 
 
 def numbered(text: str) -> str:
@@ -462,7 +463,77 @@ def test_tensor_maps_go_only_where_128_bytes_are_taken():
     assert tile.parameters["fetch"][0].size == 128 and tile.parameters["fetch"][0].align == 64
 
 
-@pytest.mark.skipif(not machine.gpu(), reason="needs a GPU")
+@on_cpu
+def test_a_header_that_changed_is_compiled_anew(tmp_path):
+    """What is kept from an earlier process is by the text of all files, not of the kernel's alone."""
+    (tmp_path / "inner.h").write_text("#define VALUE 1\n")
+    (tmp_path / "outer.h").write_text('#include "inner.h"\n')
+    code = '#include "outer.h"\nextern "C" __global__ void put(int* out) { *out = VALUE; }\n'
+    out = torch.zeros(1, dtype=torch.int32)
+    for value in (1, 2):
+        (tmp_path / "inner.h").write_text(f"#define VALUE {value}\n")
+        cpu.build.cache_clear()  # as in a new process
+        cuda.RawModule(code=code, options=(f"-I{tmp_path}",)).get_function("put")(1, 1, (out,))
+        assert out.item() == value
+
+
+EARLY = """
+#include <cuda_device_runtime_api.h>
+extern "C" __global__ void plus(const float* x, float* y, int n, int wait) {
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+    for (long long t = clock64() + wait; clock64() < t;) {}
+    cudaGridDependencySynchronize();
+#endif
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] + 1.0f;
+}
+"""
+
+
+@pytest.mark.parametrize("captured", [False, pytest.param(True, marks=needs_gpu)])
+def test_kernels_that_begin_early_see_what_those_before_them_wrote(captured):
+    plus = cuda.RawModule(code=EARLY).get_function("plus")
+    values = [zeros(100_000) for _ in range(9)]
+
+    def run():
+        for i, (x, y) in enumerate(zip(values, values[1:], strict=False)):
+            plus((391,), (256,), (x, y, y.numel(), 20_000 * (i % 2 == 0)), early=True)
+
+    run()
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        for y in values[1:]:
+            y.zero_()
+        graph.replay()
+    assert torch.equal(values[-1], torch.full_like(values[-1], 8.0))
+
+
+@needs_gpu
+def test_a_kernel_begins_while_the_one_before_it_runs():
+    """Two kernels that both spin take the time of one, where the second may begin early."""
+    if machine.here().capability < (9, 0):
+        pytest.skip("came with sm_90")
+    plus = cuda.RawModule(code=EARLY).get_function("plus")
+    x, y = zeros(32), zeros(32)
+
+    def took(early: bool) -> float:
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(1_000_000)
+        first.record()
+        for _ in range(2):
+            plus((1,), (32,), (x, y, 32, 1_000_000), early=early)
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last)
+
+    took(True)
+    assert took(True) < 0.75 * took(False)
+
+
+@needs_gpu
 def test_after_refused_launches_the_process_goes_on(kernels):
     x = zeros(32)
     for grid, block, shared in (((1,), (2048,), 0), ((0,), (32,), 0), ((1,), (32,), 10**6)):

@@ -169,10 +169,22 @@ def build(code: str, entries: tuple[str, ...], options: tuple[str, ...] = ()) ->
     kept = [o for o in options if re.match(r"-[DUI]", o)]
     with _lock:
         runtime = _runtime_path()  # its name stands for the runner's own text and the compiler
-        path = machine.cache("cuda") / f"{_hash(text, *kept, *FLAGS, runtime.name)}.so"
+        path = machine.cache("cuda") / f"{_hash(text, *_headers(code, kept), *kept, *FLAGS, runtime.name)}.so"
         if not path.exists():
             _compile(code, text, kept, runtime, path)
         return Library(path, ctypes.CDLL(str(path)), entries)
+
+
+def _headers(code: str, options: Sequence[str]) -> list[str]:
+    """The texts of what `code` includes from the folders of its own options (-I), and of what that includes."""
+    folders, texts, wanted = [Path(o[2:]) for o in options if o.startswith("-I")], {}, [code]
+    while wanted:
+        for name in re.findall(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', wanted.pop(), re.M):
+            found = next((f / name for f in folders if (f / name).is_file()), None)
+            if found and found not in texts:
+                texts[found] = found.read_text()
+                wanted.append(texts[found])
+    return list(texts.values())
 
 
 def _compile(code: str, text: str, options: list[str], runtime: Path, path: Path) -> None:

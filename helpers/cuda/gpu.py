@@ -15,6 +15,7 @@ import torch
 from .. import machine
 from .arguments import LaunchError, Value
 from .nvrtc import Binary
+from .tma import driver
 
 
 class GpuModule:
@@ -34,18 +35,22 @@ class GpuModule:
         self._shared: dict[str, int] = {}
         self._prints = "vprintf" in binary.ptx
 
-    def launch(self, name: str, grid, block, values: list[Value], shared_mem: int) -> None:
+    def launch(self, name: str, grid, block, values: list[Value], shared_mem: int, early: bool = False) -> None:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(self._binary.lowered[name])
         if shared_mem + self._binary.kernels[name].shared_bytes > 48 << 10 and shared_mem > self._shared.get(name, 0):
             function.max_dynamic_shared_size_bytes = shared_mem
             self._shared[name] = shared_mem
-        raw = tuple(np.frombuffer(v.bytes, _RAW.get(len(v.bytes)) or _raw_type(len(v.bytes))) for v in values)
+        early = early and machine.here().capability >= (9, 0)
         printing = _printing() if self._prints and not torch.cuda.is_current_stream_capturing() else nullcontext()
         try:
-            with _stream(name), printing:
-                function(grid, block, raw, shared_mem=shared_mem)
+            with _stream(name) as stream, printing:
+                if early:
+                    _launch_early(function.kernel.ptr, grid, block, values, shared_mem, stream.ptr)
+                else:
+                    raw = (np.frombuffer(v.bytes, _RAW.get(len(v.bytes)) or _raw_type(len(v.bytes))) for v in values)
+                    function(grid, block, tuple(raw), shared_mem=shared_mem)
         except _driver_error() as error:
             if not str(error).startswith(_REFUSALS):
                 raise
@@ -67,6 +72,35 @@ _RAW = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8
 def _raw_type(size: int) -> np.dtype:
     """A numpy type of `size` bytes: CuPy passes numpy arrays of size 1 by value, whatever their layout."""
     return np.dtype([("bytes", "u1", (size,))])
+
+
+class _Attribute(ctypes.Structure):
+    """The driver's CUlaunchAttribute; 6 is "programmatic stream serialization", whose value is a yes or no."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_int * 15)]
+
+
+class _Config(ctypes.Structure):
+    """The driver's CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    ]
+
+
+def _launch_early(function: int, grid, block, values: list[Value], shared_mem: int, stream: int) -> None:
+    """A launch that may begin before the kernel before it on the stream has ended; CuPy has none."""
+    held = [ctypes.create_string_buffer(v.bytes, len(v.bytes)) for v in values]
+    arguments = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
+    attribute = ctypes.pointer(_Attribute(id=6, value=1))
+    config = _Config((*grid,), (*block,), shared_mem, stream, attribute, 1)
+    if status := driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(function), arguments, None):
+        raise _driver_error()(status)
 
 
 def _size_in_ptx(ptx: str, name: str) -> int:

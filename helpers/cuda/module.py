@@ -91,11 +91,16 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<kernel {self.name}({', '.join(f'{d.type} {d.name}'.strip() for d in self._declared)})>"
 
-    def __call__(self, grid, block, args=(), shared_mem: int = 0, *, order: str = "forward", seed: int = 0) -> None:
+    def __call__(
+        self, grid, block, args=(), shared_mem: int = 0, *, early: bool = False, order: str = "forward", seed: int = 0
+    ) -> None:
         """Launch on torch's current stream (GPU) or run to the end (CPU).
 
         grid, block: 1 to 3 numbers of blocks, of threads a block. args: torch tensors, numbers, numpy scalars,
         size-1 numpy arrays (structs, by value). shared_mem: bytes of dynamic shared memory.
+        early: it may begin before the kernel before it on the stream has ended ("programmatic dependent launch", from
+        sm_90 on; elsewhere it waits as always), and must call cudaGridDependencySynchronize() before it touches what
+        that one reads or writes.
         order ("forward", "reverse", "shuffle") and seed change in which order the CPU runner takes threads: a kernel
         whose result changes lacks a barrier or an atomic. On a GPU they mean nothing.
         """
@@ -103,7 +108,7 @@ class Kernel:
             raise ValueError(f"order={order!r}: it is one of {', '.join(abi.ORDERS)}.")
         grid, block, values = self.checked(grid, block, args, shared_mem, machine.device())
         if machine.gpu():
-            self.module._on_gpu.launch(self.name, grid, block, values, shared_mem)
+            self.module._on_gpu.launch(self.name, grid, block, values, shared_mem, early)
             return
         recording = tracing.recording()
         outcome = self._run(grid, block, values, shared_mem, abi.RUN if recording is None else abi.TRACE, order, seed)

@@ -91,7 +91,7 @@ def _encoded(address: int, dtype, shape, strides, size: int, box, swizzle: int, 
     rank = len(shape)
     raw = ctypes.create_string_buffer(BYTES + ALIGNED)
     aligned = -(-ctypes.addressof(raw) // ALIGNED) * ALIGNED
-    status = _driver().cuTensorMapEncodeTiled(
+    status = driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(aligned),
         _TYPES[dtype],
         rank,
@@ -107,7 +107,7 @@ def _encoded(address: int, dtype, shape, strides, size: int, box, swizzle: int, 
     )
     if status:
         said = ctypes.c_char_p()
-        _driver().cuGetErrorName(status, ctypes.byref(said))
+        driver().cuGetErrorName(status, ctypes.byref(said))
         raise ValueError(
             f"The driver made no tensor map of shape {shape}, strides {strides}, box {box}, swizzle {swizzle}: "
             f"{(said.value or str(status).encode()).decode()}."
@@ -116,7 +116,8 @@ def _encoded(address: int, dtype, shape, strides, size: int, box, swizzle: int, 
 
 
 @lru_cache(maxsize=1)
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
+    """CUDA's driver, for what CuPy does not pass on. Errors: `machine.NotReady` where there is none."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as why:

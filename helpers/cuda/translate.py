@@ -11,7 +11,7 @@ NOT_ON_A_CPU = "This CUDA C compiles for a GPU, but the CPU runner cannot run it
 # Headers that the runner answers itself; the lines stay, empty.
 _ANSWERED = re.compile(
     r"^[ \t]*#[ \t]*include[ \t]*[<\"](?:cuda_runtime(?:_api)?\.h|"
-    r"device_launch_parameters\.h|cuda\.h|cassert|assert\.h|"
+    r"device_launch_parameters\.h|cuda_device_runtime_api\.h|cuda\.h|cassert|assert\.h|"
     r"vector_types\.h|vector_functions\.h|mma\.h|cuda_fp16\.h|cuda_bf16\.h|cuda_fp16\.hpp|cuda_bf16\.hpp)[>\"]",
     re.M,
 )

@@ -186,7 +186,8 @@ def output(key: str, make: Callable[[], object]) -> "Output":
     `make` returns plain data, such as JSON carries, or raises `machine.NotReady`: then the recorded data are taken,
     and a note says so with the command that mends it. Errors: what `make` raised, where nothing is recorded.
     """
-    about = {**this_machine(), **machine.installed("apache-tvm", "jax", "mojo-compiler", "max")}
+    packages = ("apache-tvm", "jax", "nvidia-cutlass-dsl", "mojo-compiler", "max")
+    about = {**this_machine(), **machine.installed(*packages)}
     try:
         value = json.loads(json.dumps(make()))
     except machine.NotReady as missing:
