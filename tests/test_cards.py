@@ -1,4 +1,4 @@
-"""Every Triton kernel of lessons and labs 05 to 07 fits the shared memory of every card, launched as on that card.
+"""Every Triton kernel of lessons and labs 05 to 07 and 10 fits every card's shared memory, launched as on that card.
 
 The host functions are called with tensors of a GPU's sizes, on the CPU and untouched; what they launch is written
 down, not run, and compiled for the card. The compiler does not ask how much a card has.
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from helpers import ROOT, machine, reveal, source
+from helpers import machine, reveal, source
 from helpers.checks import judge
 from helpers.exercises import Draw, every
 from helpers.stage.watching import _to_compile
@@ -57,6 +57,9 @@ LAUNCHES: dict[str, list[tuple[str, Callable]]] = {
         ("decode", lambda m: m.decode(half(16, 32, 128), *[heads(32768, 128, 8, 16)] * 2, torch.full((16,), 9))),
         ("selective_scan", lambda m: m.selective_scan(half(1, 4096, 2048), half(1, 4096, 2048), torch.empty(16, 2048),
                                                       *[torch.empty(1, 4096, 16)] * 2, torch.empty(2048))),
+    ],
+    "10_triton": [
+        ("gemv", lambda m: [m.gemv(half(1, K), half(N, K)) for N, K in ((4096, 8192), (32768, 128), (4096, 512))]),
     ],
 }  # fmt: skip
 """By lesson: names that it defines, and how a GPU's cells call them, as a function of a module that holds them."""
@@ -173,8 +176,10 @@ def test_an_answer_that_no_gpu_could_launch_is_told_in_cpu_mode(monkeypatch):
 @pytest.mark.parametrize("lesson", LAUNCHES)
 def test_what_a_lesson_launches_fits(lesson, arch, monkeypatch):
     wrong = []
+    path = source.find(lesson)[0]
+    read = source.notebook if path.suffix == ".ipynb" else source.file
     for names, call in LAUNCHES[lesson]:
-        text = source.notebook(ROOT / f"notebooks/{lesson}.ipynb", *names.split())
+        text = read(path, *names.split())
         launches = launched(call, text, arch, monkeypatch)
         assert launches, f"{names} launches nothing"
         wrong += too_large(text, launches, arch)

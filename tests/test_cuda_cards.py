@@ -1,8 +1,8 @@
 """Every CUDA source of the course compiles for every card that has its instructions, and fits its shared memory.
 
-The compiler needs no GPU. Sources are found, not listed: the ladder's kernels, and in lessons, solutions (which the
-labs are made from) and the conformance set what stands in a call of `cuda.RawModule` or `cuda.compile`, with its
-options and name expressions, or in a string of its own.
+The compiler needs no GPU. Sources are found, not listed: the kernels of lessons 09 and 10, and in lessons, solutions
+(which the labs are made from) and the conformance set what stands in a call of `cuda.RawModule` or `cuda.compile`,
+with its options and name expressions, or in a string of its own.
 """
 
 import ast
@@ -19,10 +19,15 @@ from helpers import ROOT, cuda, machine, source
 CARDS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 PLAIN = tuple(card for card in CARDS if not card.endswith("a"))
 RUNGS = source.load("09_gemm", "ALL")
+PROGRAMS = source.load("10_kernels", "PROGRAMS")
 FOLDERS = ("notebooks", "solutions")
 NEEDS = {
     r"wgmma|setmaxnreg": ("sm_90a",),
-    r"cp\.async\.bulk|mbarrier\.try_wait|__cluster_dims__|__grid_constant__ TensorMap": ("sm_90", "sm_100", "sm_120"),
+    r"cp\.async\.bulk|mbarrier\.try_wait|__cluster_dims__|__grid_constant__ TensorMap|cudaGridDependency": (
+        "sm_90",
+        "sm_100",
+        "sm_120",
+    ),  # fmt: skip
     r"cp\.async\b|__pipeline_memcpy_async|bfloat16|bf16": tuple(c for c in PLAIN if c != "sm_75"),
 }
 """What a text is written in, and the cards that have it; a text with none of it is for all."""
@@ -98,6 +103,13 @@ def compilations() -> dict[tuple[str, str], tuple]:
                     options, config = rung.options(number(arch), dtype, gelu), rung.config(number(arch))
                     what = f"{rung} {dtype}{' gelu' if gelu else ''}"
                     asked[what, arch] = (rung.code, arch, options, ()), config.threads, config.shared
+    for program in PROGRAMS:
+        for arch in CARDS:
+            if arch.endswith("a") != program.arch.endswith("a") or program.why_not(number(arch)):
+                continue
+            for sizes in program.sizes:
+                options = program.options(sizes, number(arch))
+                asked[f"{program} {sizes}", arch] = (program.code, arch, options, ()), 0, program.shared
     found = {path: in_notebook(path) for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.ipynb"))}
     found |= {path: in_python(path) for path in sorted((ROOT / "tests/conformance").glob("*.py"))}
     for path, sources in found.items():
@@ -133,9 +145,15 @@ def test_it_fits_the_card(arch):
         for name, needs in made.kernels.items():
             if needs.shared_bytes + shared > machine.shared_limit(number(arch)):
                 wrong.append(f"{what}, {name}: {needs.shared_bytes + shared:,} bytes of shared memory")
-            if -(-needs.registers // 8) * 8 * threads > 65536:
-                wrong.append(f"{what}, {name}: {threads} threads of {needs.registers} registers")
+            most = threads or needs.max_threads
+            if -(-needs.registers // 8) * 8 * most > 65536:
+                wrong.append(f"{what}, {name}: {most} threads of {needs.registers} registers")
     assert not wrong
+
+
+def test_every_file_of_lesson_10_is_a_program():
+    files = sorted(p.name for p in (ROOT / "notebooks/10_kernels").glob("*.cu"))
+    assert sorted(program.path.name for program in PROGRAMS) == files
 
 
 @pytest.mark.parametrize("rung", [r for r in RUNGS if r.arch != "sm_75"], ids=str)

@@ -21,12 +21,13 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from case import Case  # noqa: E402
 from cuda_kernels import CASES as CUDA  # noqa: E402
+from remaining_kernels import CASES as REMAINING  # noqa: E402
 from triton_kernels import CASES as TRITON  # noqa: E402
 from wmma_kernels import CASES as WMMA  # noqa: E402
 
 from helpers import machine  # noqa: E402
 
-CASES: list[Case] = [*CUDA, *WMMA, *TRITON]
+CASES: list[Case] = [*CUDA, *WMMA, *REMAINING, *TRITON]
 MOST = 4096
 """Values kept of one result; of larger ones, a sample at even distances."""
 

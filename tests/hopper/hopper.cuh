@@ -16,6 +16,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <vector>
 using std::min;
 
@@ -45,6 +46,7 @@ struct Block {
     std::map<u32, Barrier64> barriers;
     std::map<int, Sync> named;
     u32 row_of_lane[32][32];
+    alignas(16) unsigned char of_lanes[32][32 * 16];
 };
 struct Store {
     std::function<void()> read;
@@ -189,8 +191,8 @@ void multiply(float (&d)[R], u64 a, u64 b, bool add) {  // a thread makes its ow
         }
     });
 }
-template <int R>
-void settle(float (&)[R]) {}
+template <class T, int R>
+void settle(T (&)[R]) {}
 
 inline uint16_t rounded(float f) {
     u32 wide;
@@ -231,7 +233,20 @@ inline void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d, bool transposed =
 
 inline void store_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) { store_matrices(to, a, b, c, d, true); }
 
-inline int __shfl_sync(u32, int value, int) { return value; }  // of a value that a warp's lanes share
+template <class T, class F>
+auto with_warp(T mine, F make) {  // what `make` makes of the 32 lanes' values, for each lane
+    const int warp = me->thread / 32;
+    T* values = (T*)me->block->of_lanes[warp];
+    values[me->thread % 32] = mine;
+    meet(me->block->named[200 + warp], 32);
+    const auto made = make(values);
+    meet(me->block->named[200 + warp], 32);
+    return made;
+}
+template <class T>
+T __shfl_sync(u32, T value, int lane) {
+    return with_warp(value, [=](T* of) { return of[lane]; });
+}
 inline void take_turn(int mine) { meet(me->block->named[1 + mine], 256); }
 inline void give_turn(int it) { meet(me->block->named[1 + it], 256, false); }
 inline void sync_warpgroup(int name) { meet(me->block->named[name], 128); }
