@@ -303,6 +303,7 @@ class Trial:
             "seed": self.seed,
             "inspected": inspected,
             "ahead": self.launched if mode == "gpu" and speed is None else [],
+            "same_bits": bool(self.exercise.same_bits) and not inspected,
             "trace": any(limit.fact in stage.TRACED for limit in self.exercise.limits),
             "drive": _travel(self.exercise.drive),
             "cases": [packed(i, case, twice and n == 0) for n, (i, case) in enumerate(cases)],
@@ -358,6 +359,7 @@ class Trial:
 
     def compared(self, mode: str, cases: list, left: list) -> list[Finding]:
         """The first case of which something is wrong, and what."""
+        firsts: dict[tuple[int, int], memoryview] = {}
         for message, blobs in left:
             if message.get("event") != "left":
                 continue
@@ -372,11 +374,23 @@ class Trial:
                 findings = self.judged(mode, case, reference, message, blobs)
             except Unreadable:
                 findings = [Finding("crash", "What came back from its process is damaged.")]
+            if not findings and not again:
+                findings = caught("values", self.unsteady(message, blobs, firsts))
             if findings:
                 how = {"again": "on a second call with other values in the same tensors"}.get(message["order"], "")
                 if message["order"] in stage.ORDERS[1:]:
-                    how = f"with threads taken in {message['order']} order"
+                    in_order = f"with threads taken in {message['order']} order"
+                    how = in_order if mode == "cpu" else "in a further call with the same inputs"
                 return [self.told(f, case, how, inputs) for f in findings]
+        return []
+
+    def unsteady(self, message: dict, blobs: list, firsts: dict) -> list[Finding]:
+        """Outputs that are to be the same in each call with the same inputs, and are not. firsts: those of the first
+        calls so far, by case and number of the output."""
+        for i in self.exercise.same_bits:
+            if firsts.setdefault((message["case"], i), blobs[i]) != blobs[i]:
+                said = f"Result {i} is not the same, bit for bit, in two calls with the same inputs"
+                return [Finding("race", f"{said}: it is added in the order in which blocks or threads happen to come.")]
         return []
 
     def judged(self, mode: str, case: Case, reference: Reference, message: dict, blobs: list) -> list[Finding]:

@@ -121,11 +121,12 @@ class Limit:
     one program that asks for most; "programs"; and "wave_bytes", the different bytes that each `wave` consecutive
     programs load, summed over the waves. cuda also "bank_ways", the worst of its shared accesses (1.0: no conflict;
     0.0: there are none); "shared_requests" and "load_requests", the instructions of warps that access shared memory,
-    and that load from global memory; "load_sectors", the sectors of the latter; "local_bytes", what a thread keeps in
-    local memory for want of registers. torch: "launches" (operators that launch something) and "bytes" that these must
-    move. What `drive` returns as facts counts too. Both modes count all this on the CPU, so exactly. And "dram_bytes",
-    triton and cuda: what a call with `inputs` (as in Case, large) reads from memory, by a GPU's counters where they may
-    be read.
+    and that load from global memory; "load_sectors", the sectors of the latter; "atomics", those of single threads on
+    global memory; "local_bytes", what a thread keeps in local memory for want of registers; "int_to_float", the
+    conversions of integers in its kernels' PTX. torch: "launches" (operators that launch something) and "bytes" that
+    these must move. What `drive` returns as facts counts too. Both modes count all this on the CPU, so exactly. And
+    "dram_bytes", triton and cuda: what a call with `inputs` (as in Case, large) reads from memory, by a GPU's counters
+    where they may be read.
 
     most, wave: called with the case's inputs. kind: of the finding. says: one sentence with {fact}, {most} and, if it
     likes, {operators}, the PyTorch operators that launched something, and {where}, the line of the worst bank_ways.
@@ -250,6 +251,8 @@ class Exercise:
     Of the kind "checked" is a sentence for the list of what was looked at, as `Verdict.checked`, and no finding.
     facts: those of `Limit`, "contiguous" (all outputs are), of an interpreted answer "dots" (calls of tl.dot), and
     of CUDA C "mma" (its PTX multiplies on tensor cores).
+    same_bits: which of its outputs (their numbers) must be the same bit for bit in every call with the same inputs:
+    on the CPU in each order of threads and blocks, on a GPU in several calls.
     needs: for a kernel of instructions that only some GPUs have (made_of "cuda", no drive): see `Needs`.
     package: "tvm" where the answer's process has TVM loaded, for `drive` to use; without it the verdict is
     `environment`.
@@ -276,6 +279,7 @@ class Exercise:
     modules: frozenset[str] = frozenset()
     drive: Callable | None = None
     judge: Callable[..., list[tuple[str, str]]] | None = None
+    same_bits: tuple[int, ...] = ()
     limits: tuple[Limit, ...] = ()
     speed: Speed | None = None
     needs: Needs | None = None

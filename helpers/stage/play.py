@@ -21,7 +21,7 @@ from .watching import Launches, Watch, compile_ahead, watch_cuda, watch_inspecte
 SHIPPED_BYTES = 1 << 30
 """Of a larger output only the shape is handed over."""
 
-TRACED = ("sectors", "bytes", "bank_ways", "shared_requests", "load_requests", "load_sectors")
+TRACED = ("sectors", "bytes", "bank_ways", "shared_requests", "load_requests", "load_sectors", "atomics")
 """Facts of CUDA kernels that only a trace of their accesses tells."""
 
 ORDERS = ("forward", "reverse", "shuffle")
@@ -105,7 +105,7 @@ class Play:
             self.in_a_range(answer, self.inputs(case, "inputs")[1])
             return
         ordered = self.job["made_of"] == "cuda" and not self.gpu and not self.job["inspected"]
-        runs = ORDERS if ordered else ORDERS[:1]
+        runs = ORDERS if ordered or self.job["same_bits"] else ORDERS[:1]
         for order in runs:
             self.launches.order, self.launches.seed = order, self.job["seed"] + number
             tensors, arguments = self.inputs(case, "inputs")
@@ -192,6 +192,7 @@ class Play:
             return facts
         facts["launches"] = len(self.launches.kernels)
         facts["local_bytes"], facts["mma"] = self.launches.local_bytes, self.launches.mma
+        facts["int_to_float"] = self.launches.int_to_float
         if isinstance(log, list):
             facts["sectors"] = sum(t.sectors for t in log)
             facts["bytes"] = sum(t.bytes_read + t.bytes_written for t in log)
@@ -201,6 +202,7 @@ class Play:
             loads = [a for t in log for a in t if (a.kind, a.space) == ("load", "global")]
             facts["load_requests"] = sum(a.requests for a in loads)
             facts["load_sectors"] = sum(a.sectors for a in loads)
+            facts["atomics"] = sum(a.lanes for t in log for a in t if (a.kind, a.space) == ("atomic", "global"))
             facts["where"] = max(shared, key=lambda a: a.ways).text if shared else ""
         elif log is not None:
             facts["sectors"] = log.sectors

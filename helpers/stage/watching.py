@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ ALLOCATES = {
     *("zeros", "zeros_like", "full", "full_like", "ones", "ones_like", "scalar_tensor"),
 }
 
+
+_INT_TO_FLOAT = re.compile(r"\bcvt\.(?:[a-z]+\.)*b?f(?:16|32|64)\.[us]\d+\b")
+"""In PTX: machine code has such conversions of its own, in divisions of integers."""
 
 _ANSWERS = {"_local_scalar_dense": "item", "equal": "equal"}
 """Operators that launch nothing and give Python a value, with their names in Python."""
@@ -96,6 +100,7 @@ class Launches:
     seed: int = 0
     races: bool = False
     local_bytes: int = 0
+    int_to_float: int = 0
     mma: bool = False
     kernels: list[str] = field(default_factory=list)
     to_compile: list[dict] = field(default_factory=list)
@@ -119,7 +124,9 @@ def watch_cuda(launches: Launches, on_cpu: bool) -> None:
     def __call__(self, grid, block, args=(), shared_mem=0, **named):
         launches.kernels.append(self.name)
         launches.local_bytes = max(launches.local_bytes, self.resources.stack_bytes)
-        launches.mma |= "mma.sync" in self.module.binary.ptx
+        ptx = self.module.binary.ptx
+        launches.mma |= "mma.sync" in ptx
+        launches.int_to_float = max(launches.int_to_float, len(_INT_TO_FLOAT.findall(ptx)))
         with _disable_current_modes():
             if not on_cpu:
                 return plain(self, grid, block, args, shared_mem, **named)
