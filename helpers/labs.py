@@ -2,7 +2,8 @@
 
 An answer is a region of a cell between nbgrader's own lines, `### BEGIN SOLUTION` and `### END SOLUTION`. In Python
 nbgrader's stub takes its place, so that nbgrader makes the same lab of a solution. In CUDA C, which stands in a Python
-string and where the lines may begin with `//`, the stub is one that no C compiler passes over.
+string and where the lines may begin with `//`, the stub is one that no C compiler passes over; in Mojo, which stands in
+one too and where they begin with `# ###`, one that Mojo's does not.
 """
 
 import ast
@@ -17,11 +18,12 @@ import nbformat
 
 from . import ROOT, copies, machine, notebooks
 
-MARK = re.compile(r"\s*(?:// ?)?### (BEGIN|END) SOLUTION\s*")
+MARK = re.compile(r"\s*(// ?|# )?### (BEGIN|END) SOLUTION\s*")
 ALMOST = re.compile(r"(BEGIN|END) SOLUTION")
 """What nbgrader takes for a mark, wherever in a line it stands."""
 PYTHON_STUB = ("# YOUR CODE HERE", "raise NotImplementedError()")
 C_STUB = ("// YOUR CODE HERE", '#error "not implemented yet"')
+MOJO_STUB = ("# YOUR CODE HERE", 'comptime assert False, "not written yet"')
 
 
 class Unbuildable(ValueError):
@@ -104,27 +106,32 @@ def without_answers(source: str) -> tuple[str, int]:
     lines, marks = source.split("\n"), []
     for number, line in enumerate(lines):
         if mark := MARK.fullmatch(line):
-            marks.append((number, mark[1]))
+            marks.append((number, mark[2], mark[1]))
         elif ALMOST.search(line):
             raise Unbuildable(f"nbgrader would take line {number + 1} for a mark, which stands alone on its line")
-    if [kind for _, kind in marks] != ["BEGIN", "END"] * (len(marks) // 2):
+    if [kind for _, kind, _ in marks] != ["BEGIN", "END"] * (len(marks) // 2):
         raise Unbuildable("its ### BEGIN SOLUTION and ### END SOLUTION do not come in pairs")
     if not marks:
         return source, 0
     python = _comments(source)
     kept, stubs, last = [], [], 0
-    for (begin, _), (end, _) in zip(marks[::2], marks[1::2], strict=True):
+    for (begin, _, before), (end, _, _) in zip(marks[::2], marks[1::2], strict=True):
         if (begin in python) != (end in python):
             raise Unbuildable("an answer begins in a string and ends outside, or the other way round")
         kept += lines[last:begin]
         indent = re.match(r"\s*", lines[begin])[0]
-        kept += [indent + line for line in (PYTHON_STUB if begin in python else C_STUB)]
+        kept += [indent + line for line in _stub(begin in python, before)]
         if begin in python:
             stubs.append(len(kept))  # the line that raises, counted from 1
         last = end + 1
     text = "\n".join(kept + lines[last:])
     _runs_unsolved(text, stubs)
     return text, len(marks) // 2
+
+
+def _stub(python: bool, before: str | None) -> tuple[str, str]:
+    """The lines that stand for an answer. before: what stands before the mark's own `###`."""
+    return PYTHON_STUB if python else MOJO_STUB if before == "# " else C_STUB
 
 
 def _comments(source: str) -> set[int]:

@@ -27,7 +27,7 @@ from . import apart, child, cuda, machine, show
 
 OFF = {"MODULAR_TELEMETRY_ENABLED": "0"}
 """The one switch by which Mojo and MAX look up no host."""
-FILE = "program.mojo"
+FILE, MAIN = "program.mojo", "main.mojo"
 _START = (
     "import sys\nfrom importlib.metadata import entry_points\n"
     "[start] = entry_points(group='console_scripts', name='mojo')\nsys.exit(start.load()())"
@@ -99,23 +99,37 @@ def run(code: str, *, seconds: float = 300, gpu: bool = False) -> str:
     return done.stdout
 
 
-def build(code: str, arch: str, *, seconds: float = 300) -> Built:
-    """Compile the kernels that `main()` launches for a GPU, such as "sm_90a" or "gfx942"; nothing is run."""
-    folder = _made(code, ("build", "--emit", "asm", f"--target-accelerator={arch}", "-o", "program.s"), seconds)
+def build(code: str, arch: str, *, main: str = "", seconds: float = 300) -> Built:
+    """Compile the kernels that `main()` launches for a GPU, such as "sm_90a" or "gfx942"; nothing is run.
+
+    main: a program around `code`, which it imports as the module `program`. The PTX then names lines of `code`.
+    """
+    options = ("build", *["-g1"] * bool(main), "--emit", "asm", f"--target-accelerator={arch}", "-o", "program.s")
+    folder = _made(code, options, seconds, main)
     kernels = []
     for path in sorted(folder.iterdir()):
         if path.suffix not in (".ptx", ".amdgcn", ".s", ".asm") or path.name == "program.s":
             continue
         text = path.read_text()
         entry = (re.search(r"\.entry\s+([\w$]+)", text) or re.search(r"\.amdhsa_kernel\s+(\S+)", text))[1]
-        kernels.append(Kernel(_function(entry, code), entry, arch, text))
+        kernels.append(Kernel(_function(entry, code + main), entry, arch, text))
     return Built(arch, tuple(kernels), float((folder / "seconds").read_text()))
 
 
 def module(code: str, name: str, *, seconds: float = 300):
     """The module `name` that `code` makes for Python with `PyInit_<name>`: imported into this process."""
-    folder = _made(code, ("build", "--emit", "shared-lib", "-o", f"{name}.so"), seconds)
-    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.so")
+    return imported(library(code, name, seconds=seconds))
+
+
+def library(code: str, name: str, *, main: str = "", seconds: float = 300) -> Path:
+    """The file of such a module, not imported. main: as for `build`; then it makes the module."""
+    return _made(code, ("build", "--emit", "shared-lib", "-o", f"{name}.so"), seconds, main) / f"{name}.so"
+
+
+def imported(path: Path):
+    """The module that lies in a file of `library`'s."""
+    name = Path(path).stem
+    spec = importlib.util.spec_from_file_location(name, path)
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     return made
@@ -137,28 +151,34 @@ def seconds(code: str, *options: str) -> float:
         return time.perf_counter() - began
 
 
-def _made(code: str, options: Sequence[str], seconds: float) -> Path:
-    """A folder with what the compiler makes of `code`."""
+def _made(code: str, options: Sequence[str], seconds: float, main: str = "") -> Path:
+    """A folder with what the compiler makes of `code`, or of the program `main` around it."""
     if lacking := problem():
         raise lacking
     versions = machine.installed("mojo-compiler", "max")
-    digest = hashlib.sha256("\0".join([code, *options, str(versions), sys.prefix]).encode()).hexdigest()[:24]
+    digest = hashlib.sha256("\0".join([code, main, *options, str(versions), sys.prefix]).encode()).hexdigest()[:24]
     folder = machine.cache("mojo") / digest
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             with tempfile.TemporaryDirectory(dir=folder.parent) as made, show.working("Mojo: compiling"):
                 began = time.perf_counter()
-                _compile(code, options, Path(made), seconds)
+                _compile(code, options, Path(made), seconds, main=main)
                 Path(made, "seconds").write_text(f"{time.perf_counter() - began}")
                 shutil.copytree(made, folder)
     return folder
 
 
-def _compile(code: str, options: Sequence[str], folder: Path, seconds: float, env: dict | None = None) -> None:
+def _compile(
+    code: str, options: Sequence[str], folder: Path, seconds: float, env: dict | None = None, main: str = ""
+) -> None:
     """Have `code` compiled in a folder. What the compiler warns of is shown; what it refuses is `CompileError`."""
     (folder / FILE).write_text(code)
+    if main:
+        (folder / MAIN).write_text(main)
     words = [str(folder / w) if i and options[i - 1] == "-o" else w for i, w in enumerate(options)]
-    done = child.python(["-c", _START, *words, folder / FILE], env=OFF | (env or {}), seconds=seconds)
+    done = child.python(
+        ["-c", _START, *words, folder / (MAIN if main else FILE)], env=OFF | (env or {}), seconds=seconds
+    )
     said = _said(done.stderr)
     if not done.ok:
         errors = [(line, text) for line, kind, text in said if kind == "error"]
@@ -171,20 +191,30 @@ def _compile(code: str, options: Sequence[str], folder: Path, seconds: float, en
 
 
 def _said(log: str) -> list[tuple[int, str, str]]:
-    """What the compiler said: (line, kind, message), line 0 where it is not the reader's."""
+    """What the compiler said, or MAX of an operator: (line, kind, message), line 0 where it is not the reader's."""
     found = re.findall(r"^(\S[^\n]*?):(\d+):\d+: (error|warning|note): (.+)$", log, re.M)
-    return [(int(line) if path.endswith(FILE) else 0, kind, text) for path, line, kind, text in found]
+    return [
+        (int(line) if path.endswith((FILE, "__init__.mojo")) else 0, kind, text) for path, line, kind, text in found
+    ]
+
+
+def refused(log: str) -> list[tuple[int, str]]:
+    """(line, message) of each error that the compiler's words, or MAX's, tell of a reader's text; it may be none."""
+    said = _said(log)
+    return _deepest(said) or [(line, text) for line, kind, text in said if kind == "error" and line]
 
 
 def _deepest(said: list[tuple[int, str, str]]) -> list[tuple[int, str]]:
     """Of an error that shows only when a function is instantiated: the reader's innermost line, and the cause."""
     if not any("instantiation failed" in text for _, _, text in said):
         return []
-    line = [line for line, _, _ in said if line][-1]
-    return [(line, said[-1][2])]
+    lines = [line for line, _, _ in said if line]
+    causes = [text for _, _, text in said if "failed: " in text] or [said[-1][2]]
+    return [(lines[-1], causes[-1])] if lines else []
 
 
 def _function(entry: str, code: str) -> str:
-    """The function of `code` that an entry's name begins with, after the program's."""
+    """The function of `code` that an entry's name begins with, after those of the files."""
     names = sorted(re.findall(r"^def (\w+)", code, re.M), key=len, reverse=True)
-    return next((name for name in names if entry.startswith(f"{Path(FILE).stem}_{name}_")), entry)
+    bare = re.sub(rf"^(?:{Path(MAIN).stem}_)?(?:{Path(FILE).stem}_)?", "", entry)
+    return next((name for name in names if bare.startswith(f"{name}_")), entry)

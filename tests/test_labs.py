@@ -65,6 +65,14 @@ def test_in_a_string_the_stub_is_for_a_c_compiler():
     assert 'f"""\n  // YOUR CODE HERE\n  #error "not implemented yet"\n"""' in text
 
 
+def test_in_a_text_of_mojo_the_stub_is_for_its_compiler():
+    text, regions = labs.without_answers(
+        'M = r"""\ndef f():\n    # ### BEGIN SOLUTION\n    x\n    # ### END SOLUTION\n"""'
+    )
+    assert regions == 1
+    assert text == 'M = r"""\ndef f():\n    # YOUR CODE HERE\n    comptime assert False, "not written yet"\n"""'
+
+
 @pytest.mark.parametrize(
     ("source", "why"),
     [

@@ -148,3 +148,34 @@ def _float32():
 def test_max_runs_apart_knows_where_its_library_lies_and_tells_nobody():
     assert apart.run("max", about_max) == [1, True, "0"]
     assert "max.engine" not in sys.modules
+
+
+NEGATED = """
+.version 8.5
+.target sm_90
+.address_size 64
+.visible .entry negated(
+	.param .u64 .ptr .align 4 negated_param_0
+)
+{
+	.reg .pred 	%p<3>;
+	.reg .b32 	%r<3>;
+	.reg .b64 	%rd<4>;
+	ld.param.b64 	%rd1, [negated_param_0];
+	cvta.to.global.u64 	%rd2, %rd1;
+	mov.u32 	%r1, %tid.x;
+	setp.lt.s32 	%p1, %r1, 2;
+	not.pred 	%p2, %p1;
+	selp.b32 	%r2, 7, 3, %p2;
+	mul.wide.u32 	%rd3, %r1, 4;
+	add.s64 	%rd3, %rd3, %rd2;
+	st.global.b32 	[%rd3], %r2;
+	ret;
+}
+"""
+
+
+def test_a_predicate_is_negated_as_a_truth_value():
+    out = torch.zeros(4, dtype=torch.int32)
+    cuda.PtxModule(NEGATED).get_function("negated")((1,), (4,), (out,))
+    assert out.tolist() == [3, 3, 7, 7]

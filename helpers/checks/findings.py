@@ -44,12 +44,12 @@ def composed(exercise: Exercise, facts: dict, empty: bool) -> list[Finding]:
     if facts.get("threads") and not exercise.drive:  # a compiler that a drive asks keeps threads of its own
         return [Finding("forbidden", "The answer left a thread running: its work must be done when it returns.")]
     operators = facts.get("operators", [])
-    if exercise.made_of in ("triton", "cuda"):
+    if exercise.made_of in ("triton", "cuda", "mojo"):
         wrong = [n for n in operators if n not in exercise.allow | {"fill_", "zero_"} and "*" not in exercise.allow]
         if "repr" in wrong:
             said = "The answer turns a tensor into text, in print or an f-string: print it in a cell of its own."
             return [Finding("forbidden", said)]
-        what = "Triton" if exercise.made_of == "triton" else "CUDA"
+        what = {"triton": "Triton", "cuda": "CUDA", "mojo": "Mojo"}[exercise.made_of]
         if wrong:
             called = ", ".join(f"torch's `{n}`" for n in dict.fromkeys(wrong))
             return [Finding("forbidden", f"The answer called {called}; a {what} kernel of yours is to do that.")]

@@ -13,14 +13,14 @@ from tempfile import TemporaryFile
 
 import torch
 
-from .. import ROOT, apart, child, locks, machine, reveal, source, stage, traffic
+from .. import ROOT, apart, child, cuda, locks, machine, mojo, reveal, source, stage, traffic
 from ..exercises import Built, Case, Draw, Exercise, travelling
 from . import rules, sanitizer
 from .compare import Reference, compare, short, tensors
 from .findings import caught, composed, failed, limited, owner, still, untouched, visible
 from .verdict import UNJUDGED, Finding, Verdict
 
-GAP = re.compile(r"raise NotImplementedError|#\s*error\b")
+GAP = re.compile(r'raise NotImplementedError|#\s*error\b|comptime assert False, "not written yet"')
 """What stands in an unsolved lab for the learner's code."""
 
 MOST_FINDINGS = 3
@@ -32,6 +32,9 @@ PAPER = 1000
 
 MEMORY_BYTES = 4 << 30
 """What an answer may allocate on the CPU beyond the packages."""
+
+COMPILING = 120
+"""Seconds that Mojo may take to compile an answer."""
 
 MOST_COMPILED = 4
 """Variants of each of an answer's kernels (constants, types) that are compiled for a GPU."""
@@ -140,6 +143,8 @@ class Trial:
         self.draws: dict[tuple[int, bool], tuple] = {}
         self.references: dict[tuple[int, bool], Reference] = {}
         self.drawing, self.finished, self.over = threading.RLock(), set(), False
+        self.program = text  # what its process runs
+        self.has_kernels = exercise.made_of in ("triton", "cuda") or bool(exercise.mojo and exercise.mojo.call)
 
     # ---- reading ----
 
@@ -186,7 +191,7 @@ class Trial:
             with locks.shared():
                 findings = self.on("gpu")
                 worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory"))
-                if worth and self.exercise.made_of in ("triton", "cuda"):
+                if worth and self.has_kernels:
                     findings += caught("compute-sanitizer", self.sanitized())
             if not findings and any(limit.inputs for limit in self.exercise.limits):
                 findings = caught("counts", self.few_bytes())
@@ -215,6 +220,12 @@ class Trial:
         cases = list(self.cases(mode))
         if not cases:
             return []
+        looked: list[Built] = []
+        if self.exercise.mojo:
+            try:
+                looked = self.translated()
+            except mojo.CompileError as refused:
+                return caught("compiler", [Finding("compile", str(refused))])
         left, done = self.played(mode, cases)
         findings = self.compared(mode, cases, left)
         if not findings:
@@ -225,6 +236,8 @@ class Trial:
             findings = caught("process", [Finding("forbidden", said)])
         if findings:
             return findings
+        if findings := [Finding(k.kind, k.says) for k in self.looks if not k.right(looked)]:
+            return caught("compiler", findings)
         if mode == "cpu" and self.exercise.needs:
             return caught("compiler", self.inspected(left[-1][0].get("inspected")))
         if mode == "cpu" and self.gpu:
@@ -232,11 +245,47 @@ class Trial:
         elif mode == "cpu":
             findings = caught("compiler", self.compiled(left[-1][0].get("to_compile", [])))
         where = "on the GPU" if mode == "gpu" else "interpreted" if self.exercise.made_of == "triton" else "on the CPU"
-        if self.exercise.made_of in ("triton", "cuda") or mode == "gpu":
+        if self.has_kernels or mode == "gpu":
             self.checked.append(f"{len(cases)} cases {where}")
         else:
             self.checked.append(f"{len(cases)} cases")
         return findings
+
+    @property
+    def looks(self) -> tuple:
+        return self.exercise.mojo.looks if self.exercise.mojo else ()
+
+    def translated(self) -> list[Built]:
+        """Have an answer's Mojo compiled, and write the program that runs it. Returns its kernels, where it has some.
+
+        Raises `mojo.CompileError`.
+        """
+        around, entry = self.exercise.mojo, self.exercise.entry
+        code = rules.mojo_text(self.text, entry)
+        if not around.main:
+            self.program = f"{entry} = {str(mojo.package(code))!r}\n"
+            return []
+        if around.module:
+            path = mojo.library(code, around.module, main=around.main, seconds=COMPILING)
+            self.program = f"from helpers import mojo\n\n{entry} = mojo.imported({str(path)!r})\n"
+            return []
+        arch = machine.here().arch
+        built = mojo.build(code, "sm_90a" if arch == "sm_90" else arch, main=around.main, seconds=COMPILING)
+        ptx = {k.name: k.text.replace(k.entry, k.name) for k in built.kernels}
+        self.program = (
+            f"from helpers import cuda\n\n{travelling(around.call)}\n\nCODE, PTX = {code!r}, {ptx!r}\n"
+            f"KERNELS = {{n: cuda.PtxModule(p, ({mojo.FILE!r}, CODE)).get_function(n) for n, p in PTX.items()}}\n\n\n"
+            f"def {entry}(*inputs):\n    return {around.call.__name__}(KERNELS, *inputs)\n"
+        )
+        made = []
+        for name, text in ptx.items():
+            used = cuda.PtxModule(text).binary.kernels[name]
+            bare = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.S)
+            made.append(Built(name, built.arch, bare, "", "", used.registers, used.spill_bytes, used.shared_bytes, 0))
+        said = ", ".join(f"`{k.kernel}`: {k.registers} registers" for k in made)
+        told = [f"compiled for {built.arch}: {said}", *(look.about for look in around.looks)]
+        self.checked += [one for one in told if one not in self.checked]  # a GPU's pass tells the same again
+        return made
 
     def cases(self, mode: str) -> Iterator[tuple[int, Case]]:
         """The cases of a mode with their numbers, which their seeds come from; too large ones are told."""
@@ -294,12 +343,12 @@ class Trial:
         inspected = mode == "cpu" and bool(self.exercise.needs)
         # a drive may call the answer as often as it likes; where it compiles it, a second time would double the wait
         drives = self.exercise.drive and self.exercise.rung == "compiler"
-        twice = self.exercise.made_of in ("triton", "cuda", "torch") and not drives and not inspected
+        twice = self.exercise.made_of in ("triton", "cuda", "mojo", "torch") and not drives and not inspected
         job = {
             "mode": mode,
-            "text": self.text,
+            "text": self.program,
             "entry": self.exercise.entry,
-            "made_of": self.exercise.made_of,
+            "made_of": "cuda" if self.exercise.mojo and self.has_kernels else self.exercise.made_of,
             "seed": self.seed,
             "inspected": inspected,
             "ahead": self.launched if mode == "gpu" and speed is None else [],
@@ -326,7 +375,7 @@ class Trial:
                     memory_bytes=MEMORY_BYTES if mode == "cpu" else None,
                     interpreted=mode == "cpu",
                     inductor=self.exercise.rung == "compiler" and bool(self.exercise.drive),
-                    packages=self.exercise.package,
+                    packages="" if self.exercise.mojo and self.exercise.mojo.main else self.exercise.package,
                     share=(job_file.fileno(), left_file.fileno()),
                 )
             except child.Stopped as stopped:
@@ -345,7 +394,8 @@ class Trial:
             self.unchecked.append("compute-sanitizer: it is not installed")
             return []
         cases = [(i, case) for i, case in self.cases("gpu") if not case.memory_bytes and case.mode != "gpu"]
-        for_threads = self.exercise.made_of == "cuda" and not self.exercise.needs  # not for copies that a unit makes
+        # not for copies that a unit makes
+        for_threads = self.exercise.made_of in ("cuda", "mojo") and not self.exercise.needs
         tools = sanitizer.TOOLS if for_threads else sanitizer.TOOLS[:1]
         found = []
         for tool in tools if cases else ():
@@ -440,7 +490,11 @@ class Trial:
         if last.get("event") == "end" and done.exit == 0 and whole:
             return []
         at = last.get("case", -1)
-        finding = failed(last, done, self.text)
+        finding = failed(last, done, self.program)
+        if self.exercise.mojo and not self.exercise.mojo.main and (refused := mojo.refused(done.stderr)):
+            code = rules.mojo_text(self.text, self.exercise.entry)
+            said = str(mojo.CompileError(code, refused, "", "This Mojo does not compile."))
+            return caught("compiler", [Finding("compile", said)])
         if 0 <= at < len(cases) and finding.kind != "environment":
             finding = self.told(finding, cases[at][1])
         return caught("guards" if last.get("event") == "error" else "process", [finding])

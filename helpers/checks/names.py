@@ -4,6 +4,7 @@ A namespace (`torch.nn.functional`) comes with a rule: the set of names that may
 """
 
 import importlib
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -203,3 +204,39 @@ DUNDERS = {
 """Methods with a meaning for Python that an answer's classes may have, by what it is made of."""
 
 CONTAINERS = _words("bool bytearray bytes complex dict float frozenset int list object set str tuple type")
+
+# ---- Mojo -----------------------------------------------------------------------------------------------------------
+
+MOJO: dict[str, frozenset[str]] = {
+    "max.algorithm": _words("vectorize"),
+    "max.gpu": _words("""
+        WARP_SIZE barrier block_dim block_idx global_idx grid_dim lane_id syncwarp thread_idx warp_id
+    """),
+    "max.gpu.primitives": _words("warp"),
+    "std.algorithm": _words("vectorize"),
+    "std.bit": frozenset(),
+    "std.collections": _words("Array InlineArray"),
+    "std.math": frozenset(),
+    "std.memory": _words("AddressSpace stack_allocation"),
+    "std.sys": _words("align_of is_amd_gpu is_gpu is_nvidia_gpu simd_width_of size_of"),
+    "std.utils": _words("Index IndexList StaticTuple"),
+    "std.utils.index": _words("Index IndexList"),
+    "std.utils.numerics": frozenset(),
+}
+"""The modules that an answer of Mojo's may import from, each with the names, none for all of them."""
+
+MOJO_OF_MAX: dict[str, frozenset[str]] = {
+    "extensibility": _words("InputTensor OutputTensor foreach"),
+    "max.gpu.host": _words("DeviceContext"),
+    "std.utils.coord": frozenset(),
+}
+"""What an operator of MAX's needs beyond."""
+
+MOJO_DECORATORS = _words("always_inline fieldwise_init no_inline parameter staticmethod unroll")
+MOJO_DUNDERS = _words("__init__ __getitem__ __setitem__ __call__ __add__ __mul__ __sub__ __len__")
+MOJO_NEVER = re.compile(
+    r"open|input|file|FileDescriptor|exit|abort|abi|external_call|inlined_assembly|llvm_intrinsic|Python\w*|FileHandle|\w*DLHandle|Path|"
+    r"Process|Thread|unsafe_from_address|\w*get_as_pointer|os|ffi|subprocess|getenv|enqueue_\w+|compile_function\w*|"
+    r"rebind\w*|create_\w*buffer|debug_assert|breakpoint|is_compile_time"
+)
+"""What reaches out of an answer: files, processes, foreign code, memory that it was not given."""

@@ -39,6 +39,8 @@ def broken(text: str, exercise: Exercise) -> list[tuple[int, str]]:
         return []
     except (RecursionError, MemoryError):
         return [_TOO_DEEP]
+    if exercise.mojo:
+        return list(_mojo_rules(text, tree, exercise))
     try:
         return _Rules(text, tree, exercise).findings()
     except RecursionError:
@@ -607,3 +609,78 @@ def _cuda_rules(code: str) -> Iterator[tuple[int, str, str]]:
         if re.search(r"\basm\b.*\.(?:include|file)\b", line):
             yield number, "A file is included from assembly", "write the instructions out"
         number += 1 + part.count("\0")
+
+
+# ---- Mojo -----------------------------------------------------------------------------------------------------------
+
+_QUOTED = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*', re.S
+)
+_TAKEN = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([\w\s,]+\)|[\w \t,]+)$", re.M)
+
+
+def mojo_text(text: str, entry: str) -> str:
+    """The text of Mojo that an answer's module text gives the name `entry`; empty where it is not written out."""
+    found = [node.value for node in ast.parse(text).body if _is_text_of(node, entry)]
+    return found[0].value if len(found) == 1 else ""
+
+
+def _is_text_of(node: ast.stmt, entry: str) -> bool:
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str())):
+            return name == entry
+    return False
+
+
+def _mojo_rules(text: str, tree: ast.Module, exercise: Exercise) -> Iterator[tuple[int, str]]:
+    """As `broken`: nothing but one text stands there, and of Mojo's library it has what computes."""
+    lines, entry = text.split("\n"), exercise.entry
+    if len(tree.body) != 1 or not _is_text_of(tree.body[0], entry):
+        number = next((node.lineno for node in tree.body if not _is_text_of(node, entry)), 1)
+        what, instead = f"`{entry}` is not one text that is written out", f'write it as {entry} = r"""…"""'
+        yield number, _sentence(lines, number, what, f"{instead}, and nothing else")
+        return
+    first, code = tree.body[0].value.lineno, mojo_text(text, entry)
+    for number, what, instead in _in_mojo(code, bool(exercise.mojo.main)):
+        yield first + number - 1, _sentence(code.split("\n"), number, what, instead)
+
+
+def _in_mojo(code: str, has_main: bool) -> Iterator[tuple[int, str, str]]:
+    """(line of the text, what was found, what to do instead)."""
+    bare = _QUOTED.sub(lambda m: re.sub(r"[^\n]", " " if m[0][0] == "#" else "0", m[0]), code)
+
+    def line(at: int) -> int:
+        return bare.count("\n", 0, at) + 1
+
+    modules = names.MOJO if has_main else names.MOJO | names.MOJO_OF_MAX
+    may = "an answer may import of " + ", ".join(sorted(modules))
+    for hit in re.finditer(r"[^\x00-\x7f]|`|\\", bare):
+        yield line(hit.start()), f"The sign `{hit[0]}` stands", "write names with letters, digits and underscores"
+    for hit in re.finditer(r"\b[A-Za-z]+0{2}", bare):
+        if re.match(r"[\"']", code[hit.end() - 2]) and not hit[0].startswith(("r0", "R0")):
+            yield line(hit.start()), "A text with a prefix stands", "write it without"
+    taken = list(_TAKEN.finditer(bare))
+    allowed = [hit.span() for hit in taken]
+    for hit in taken:
+        home, listed = hit[1], re.findall(r"\w+(?:\s+as\s+\w+)?", hit[2])
+        for name in (one.split()[0] for one in listed):
+            if home not in modules or (modules[home] and name not in modules[home]):
+                yield line(hit.start()), f"`{home}.{name}` is imported", may
+    if not has_main:
+        allowed += [hit.span() for hit in re.finditer(r"^import extensibility[ \t]*$", bare, re.M)]
+        allowed += [hit.span() for hit in re.finditer(r"^@extensibility\.register\(", bare, re.M)]
+    rest = list(bare)
+    for low, high in allowed:
+        rest[low:high] = re.sub(r"[^\n]", " ", bare[low:high])
+    rest = "".join(rest)
+    for hit in re.finditer(r"\b(?:from|import)\b", rest):
+        yield line(hit.start()), "An import stands", f"write from MODULE import NAMES; {may}"
+    for hit in re.finditer(r"@\s*([\w.]*)", rest):
+        if hit[1] not in names.MOJO_DECORATORS and rest[: hit.start()].rpartition("\n")[2].strip() == "":
+            yield line(hit.start()), f"`@{hit[1]}` stands", "leave it out"
+    for hit in re.finditer(r"(?<![\w.])(std|extensibility|max(?=\s*\.)|[a-z_]\w*(?=\s*\.\s*mojo\b))\b", rest):
+        yield line(hit.start()), f"`{hit[1]}` stands as a module", "import the names that you use"
+    for hit in re.finditer(r"\b[A-Za-z_]\w*", rest):
+        word = hit[0]
+        if (word.startswith("__") and word not in names.MOJO_DUNDERS) or names.MOJO_NEVER.fullmatch(word):
+            yield line(hit.start()), f"`{word}` is used", "an answer computes from its arguments alone"

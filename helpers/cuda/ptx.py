@@ -25,13 +25,18 @@ NOT_HERE = "This PTX assembles for a GPU, but the CPU runner cannot run it."
 class PtxModule(RawModule):
     """A text of PTX as a `RawModule`: the same launch, traces and checks. Kernels have the names of its entries.
 
+    source: (the name of a file, its text) that the PTX's `.loc` lines refer to; faults then name lines of it.
     Raises `CompileError` where ptxas refuses the text, and in CPU mode where the runner lacks an instruction.
     """
+
+    def __init__(self, ptx: str, source: tuple[str, str] = ("", "")):
+        super().__init__(source[1] or ptx)
+        self.ptx, self.file = ptx, source[0]
 
     @cached_property
     def binary(self) -> nvrtc.Binary:
         """What ptxas makes of it, for the architecture that the text names."""
-        return assemble(self.code)
+        return assemble(self.ptx)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -39,7 +44,7 @@ class PtxModule(RawModule):
 
     @cached_property
     def _on_cpu(self) -> cpu.Library:
-        return cpu.build(to_cuda(self.code), self._names)
+        return cpu.build(to_cuda(self.ptx, self.file), self._names)
 
 
 @lru_cache(maxsize=64)
@@ -73,9 +78,12 @@ def assemble(ptx: str) -> nvrtc.Binary:
     )
 
 
-def to_cuda(ptx: str) -> str:
-    """CUDA C for the CPU runner that computes what the PTX does, line for line. Raises `CompileError`."""
-    return _Translation(ptx).text
+def to_cuda(ptx: str, file: str = "") -> str:
+    """CUDA C for the CPU runner that computes what the PTX does, line for line. Raises `CompileError`.
+
+    file: one that the PTX's `.loc` lines name; the CUDA C then has the numbers of its lines.
+    """
+    return _Translation(ptx, file).text
 
 
 _C = {"pred": "bool"} | {
@@ -113,13 +121,16 @@ _NOTHING = ("cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all",
 
 
 class _Translation:
-    def __init__(self, ptx: str):
-        self.ptx, self.shared, self.used = ptx, {}, 0
+    def __init__(self, ptx: str, file: str = ""):
+        self.ptx, self.shared, self.used, self.line = ptx, {}, 0, 0
+        self.file = next((n for n, f in re.findall(r'\.file\s+(\d+) "(?:[^"]*/)?([^"/]+)"', ptx) if f == file), "")
         self.sizes: dict[str, str] = {}
         bare = re.sub(r"//[^\n]*|/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m[0]), ptx, flags=re.S)
         for name, count in re.findall(r"\.shared\s+\.align\s+\d+\s+\.b8\s+([\w$]+)\[(\d+)\]", bare):
             self.used = -(-self.used // 128) * 128
             self.shared[name], self.used = self.used, self.used + int(count)
+        debug = r"(?ms)\.section\s+\.debug_\w+\s*\{.*?\}"
+        bare = re.sub(debug, lambda m: "\n" * m[0].count("\n"), bare)
         bare = re.sub(r"\.visible\s+\.entry\s+([\w$]+)\s*\(([^)]*)\)([^{]*)\{", self._head, bare)
         bare = re.sub(r"(?m)^[ \t]+[a-z@][^;\n]*\n[^;]*;", _on_one_line, bare)
         lines = [self._line(number, line) for number, line in enumerate(bare.split("\n"), 1)]
@@ -147,6 +158,12 @@ class _Translation:
 
     def _line(self, number: int, line: str) -> str:
         text = line.strip()
+        if self.file and (found := re.match(rf".*?(?:\.loc|inlined_at)\s+{self.file} ([1-9]\d*)", text)):
+            self.line = int(found[1])
+        line = self._translated(number, line, text)
+        return f'#line {self.line} "{nvrtc.FILE}"\n{line}' if self.line else line
+
+    def _translated(self, number: int, line: str, text: str) -> str:
         if text.startswith("extern") or text.endswith("@@") or text in ("", "{", "}", "("):
             return line.replace("@@", "")
         text = re.sub(r"^\{\s*(?=\w)|(?<=;)\s*\}$", "", text)  # braces of inline PTX
@@ -347,7 +364,8 @@ class _Translation:
         if name in _BINARY:
             return self._set(given[0], f"({_C[kind]})({values[0]} {_BINARY[name]} {values[1]})", kind)
         if name in _FUNCTIONS:
-            spelled = re.sub(r"\b([AB])\b", lambda m: f"({values['AB'.index(m[1])]})", _FUNCTIONS[name])
+            how = "!A" if (name, kind) == ("not", "pred") else _FUNCTIONS[name]
+            spelled = re.sub(r"\b([AB])\b", lambda m: f"({values['AB'.index(m[1])]})", how)
             return self._set(given[0], f"({_C[kind]})({spelled})", kind)
         return None
 

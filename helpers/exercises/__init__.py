@@ -228,12 +228,30 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Mojo:
+    """What surrounds an answer that is a text of Mojo: the entry is a name for that text, and no Python of it is run.
+
+    main: a program that takes what it needs of the text from the module `program`. Where it makes a module for Python,
+    `module` is its name, and `drive` gets the module as the answer. Else its main() launches kernels: these are
+    compiled for a GPU, and run on the CPU from their PTX; `call` is called with them, by name, and a case's inputs, in
+    place of the answer. It is self-contained, and its source travels. looks: of these kernels' PTX, once their values
+    are right. Without `main` the text holds operators for MAX, and `drive` gets the folder that they lie in.
+    """
+
+    main: str = ""
+    module: str = ""
+    call: Callable | None = None
+    looks: tuple[Look, ...] = ()
+
+
+@dataclass(frozen=True)
 class Exercise:
     """What is asked of one answer.
 
     name: unique, as in check("row-softmax", …). lab: the notebook's stem, "05_triton_first_kernels". rung: "measuring",
-    "library", "compiler", "triton", "cuda". entry: the function (or class) that the answer defines. form: "kernel",
-    "rewrite" (of given code), "prediction" (returns numbers) or "choice". made_of: "triton", "cuda", "torch", "python".
+    "library", "compiler", "triton", "cuda", "mojo". entry: the function (or class) that the answer defines. form: "kernel",
+    "rewrite" (of given code), "prediction" (returns numbers) or "choice". made_of: "triton", "cuda", "torch", "python",
+    "mojo".
 
     reference: called with float64 copies of the case's inputs (integers and plain values as they are), returns what
     the answer must: a tensor, a number, a string, or a tuple, list or dict of these. A tensor on the device "meta" asks
@@ -254,8 +272,9 @@ class Exercise:
     same_bits: which of its outputs (their numbers) must be the same bit for bit in every call with the same inputs:
     on the CPU in each order of threads and blocks, on a GPU in several calls.
     needs: for a kernel of instructions that only some GPUs have (made_of "cuda", no drive): see `Needs`.
-    package: "tvm" where the answer's process has TVM loaded, for `drive` to use; without it the verdict is
-    `environment`.
+    mojo: for an answer made of "mojo": see `Mojo`.
+    package: "tvm" where the answer's process has TVM loaded, for `drive` to use, "max" where Mojo or MAX compiles it;
+    without it the verdict is `environment`.
     hints: three steps: where to look, the idea, pseudocode. hints_for: by kind of finding, instead of these.
     seconds: how long all calls may take in CPU mode. points: in nbgrader.
     """
@@ -283,6 +302,7 @@ class Exercise:
     limits: tuple[Limit, ...] = ()
     speed: Speed | None = None
     needs: Needs | None = None
+    mojo: Mojo | None = None
     package: str = ""
     hints_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     core: bool = False
