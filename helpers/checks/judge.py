@@ -491,7 +491,8 @@ class Trial:
             return []
         at = last.get("case", -1)
         finding = failed(last, done, self.program)
-        if self.exercise.mojo and not self.exercise.mojo.main and (refused := mojo.refused(done.stderr)):
+        words = f"{done.stderr}\n{last.get('message', '')}"  # where MAX compiles, in the answer's process
+        if self.exercise.mojo and not self.exercise.mojo.main and (refused := mojo.refused(words)):
             code = rules.mojo_text(self.text, self.exercise.entry)
             said = str(mojo.CompileError(code, refused, "", "This Mojo does not compile."))
             return caught("compiler", [Finding("compile", said)])

@@ -393,8 +393,14 @@ def run_operator(folder, x, mix):
 
         graph = Graph("shift", forward=forward, input_types=kinds, custom_extensions=[Path(folder)])
         session = engine.InferenceSession(devices=[driver.Accelerator() if x.is_cuda else driver.CPU()])
-        run_operator.model = session.load(graph)
+        try:
+            run_operator.model = session.load(graph)
+        except RuntimeError as refused:  # the compiler's own words come beneath
+            raise RuntimeError(str(refused.__cause__ or refused.__context__ or refused)) from None
+    wait = torch.cuda.synchronize if x.is_cuda else lambda: None  # MAX has a stream of its own
+    wait()
     out = run_operator.model.execute(driver.Buffer.from_dlpack(x), driver.Buffer.from_dlpack(mix))[0]
+    wait()
     return torch.from_dlpack(out).clone(), {}
 
 
