@@ -15,7 +15,7 @@
 #define AHEAD 1    // pieces of each row that a thread asks for at once
 #endif
 #ifndef EARLY
-#define EARLY 1  // 0 where it is launched late: to wait for what has ended takes its time, too
+#define EARLY 1  // 0 for a late launch, which needs neither of the two instructions
 #endif
 constexpr int GROUPS = THREADS / LANES, WIDTH = LANES < 32 ? LANES : 32, WARPS = LANES / WIDTH;  // of a group
 static_assert(THREADS % 32 == 0 && THREADS % LANES == 0 && (LANES & (LANES - 1)) == 0 && (ROWS & (ROWS - 1)) == 0);

@@ -19,7 +19,7 @@
 #define AHEAD 1   // groups of 128 columns that a warp asks for at once
 #endif
 #ifndef EARLY
-#define EARLY 1  // 0 where it is launched late: to wait for what has ended takes its time, too
+#define EARLY 1  // 0 for a late launch, which needs neither of the two instructions
 #endif
 
 __device__ __half2 as_half2(unsigned bits) { return *reinterpret_cast<__half2*>(&bits); }
