@@ -63,6 +63,8 @@ class Ran:
 
 def read(path: Path) -> nbformat.NotebookNode:
     """A notebook from its file. Raises `machine.NotReady`, one sentence and a mend, where the file holds none."""
+    if not path.is_file():
+        raise machine.NotReady(f"{path}: there is no such notebook.", "ls notebooks labs solutions")
     try:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
