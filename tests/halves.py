@@ -1,4 +1,4 @@
-"""What `make test` runs: the notebooks in a process beside that of the unit tests, for either keeps one core busy.
+"""What `make test` runs: lessons and solved labs in a process beside the rest, for either keeps one core busy.
 
 `python -m tests.halves [options of pytest]`. On a GPU one follows the other, since some of them time what they do.
 """
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from helpers import ROOT, machine
 
-FIRST, BESIDE = ["tests"], ["notebooks", "labs", "solutions"]
+FIRST, BESIDE = ["tests", "labs"], ["notebooks", "solutions"]
 NOTHING = 5
 """pytest's exit status where no test was chosen, as `-k` may do for one of the two."""
 
 
 def main(options: list[str], root: Path = ROOT, together: bool = True) -> int:
-    """Run both; the unit tests are heard at once, notebooks at the end. The exit status is the worse one."""
+    """Run both; the first is heard at once, the one beside it at the end. The exit status is the worse one."""
     command = [sys.executable, "-m", "pytest", "--nbval-lax", "-m", "not slow"]
     apart = ["-o", "cache_dir=.pytest_cache/notebooks"]  # what failed last is noted by each for itself
     with tempfile.TemporaryFile("w+") as said:
