@@ -29,7 +29,8 @@ def edited(source, path, text):
     notebook, entries = notebooks.read(source), [e.entry for e in exercises.every().values() if e.lab == source.stem]
     for cell in notebook.cells:
         for entry in entries:
-            if re.search(rf"^(def|class) {entry}\b", cell.source, re.MULTILINE) and cell.cell_type == "code":
+            bound = re.search(rf"^(?:(?:def|class) {entry}\b|{entry} = )", cell.source, re.MULTILINE)
+            if bound and cell.cell_type == "code":
                 cell.source = text.format(entry)
     notebooks.save(notebook, path)
 
