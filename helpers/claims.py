@@ -9,16 +9,22 @@ across the threshold is not resolved, and one that no GPU has been recorded for 
 for or against, and while one of them could still change the verdict there is none.
 
 A claim about several rungs of the ladder is judged rung by rung, each in its lesson: `rung="CUDA"` names the one.
+
+`ledger()` gathers them all without running a lesson: it reads what those cells last showed, in the course's notebooks
+(on an H200) and in the reader's copies. So a figure and its threshold stand in one place, the cell that judges.
 """
 
 import ast
 import difflib
+import html
 import json
 import math
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import show
+from . import records, show
 from .records import Measurement
 
 ARTICLES = {
@@ -243,12 +249,7 @@ class Ruling:
 
     @property
     def verdict(self) -> str:
-        if self.claim.untestable:
-            return NOT_TESTABLE
-        results = {test.result for test in self.tests}
-        if {HOLDS, FAILS} <= results:
-            return DEPENDS
-        return next((open for open in (UNRECORDED, UNRESOLVED) if open in results), None) or results.pop()
+        return judged(self.claim, (test.result for test in self.tests))
 
     @property
     def sentence(self) -> str:
@@ -278,6 +279,16 @@ class Ruling:
 
     def __str__(self) -> str:
         return f"{self._table() if self.tests else self.heading}\nVerdict: {self.sentence}."
+
+
+def judged(claim: Claim, results: Iterable[str]) -> str:
+    """The verdict on a claim from the results of its tests; UNRECORDED where there are none."""
+    if claim.untestable:
+        return NOT_TESTABLE
+    results = set(results) or {UNRECORDED}
+    if {HOLDS, FAILS} <= results:
+        return DEPENDS
+    return next((open for open in (UNRECORDED, UNRESOLVED) if open in results), None) or results.pop()
 
 
 def verdict(key: str, *tests: Test, rung: str = "") -> Ruling:
@@ -322,6 +333,227 @@ def declared(notebook: Path) -> dict[str, list[str]]:
                 rungs = [ast.literal_eval(k.value) for k in node.keywords if k.arg == "rung"]
                 out.setdefault(", ".join([key.value, *rungs]), []).append(cell["id"])
     return out
+
+
+_SAID = {"yes": HOLDS, "no": FAILS}
+_HEADING = re.compile(r"Claim ([\w-]+)(?:, for (.+?))? \((?:the \w+ article|both articles), on ")
+_COLUMNS = re.compile(r"(?:^|(?<=  ))(?:test|value|threshold|holds|note)(?=  |$)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A ruling as a saved notebook shows it: its tests' rows (`Test.row`), its cell, and the GPU of that run, or ""."""
+
+    key: str
+    rung: str
+    rows: tuple[dict, ...]
+    notebook: str
+    cell: str
+    where: str
+
+    @property
+    def results(self) -> list[str]:
+        return [_SAID.get(row["holds"], row["holds"]) for row in self.rows]
+
+    @property
+    def link(self) -> str:
+        """The cell, from beside the lessons: JupyterLab opens the notebook there."""
+        return f"{self.notebook}#cell-id={self.cell}"
+
+
+def parsed(text: str) -> tuple[str, str, tuple[dict, ...]] | None:
+    """Key, rung and rows of a ruling from its plain text; None for a text that is none.
+
+    The columns begin where their names do, as `show.table` sets them.
+    """
+    heading, _, rest = text.partition("\n")
+    match = _HEADING.match(heading)
+    if not match or match[1] not in CLAIMS:
+        return None
+    names, *lines = rest.splitlines()[:-1] or [""]
+    found = [(at.group(), at.start()) for at in _COLUMNS.finditer(names)]
+    ends = [start for _, start in found[1:]] + [None]
+    rows = [{name: line[start:end].strip() for (name, start), end in zip(found, ends, strict=True)} for line in lines]
+    return match[1], match[2] or "", tuple({"note": "", **row} for row in rows)
+
+
+def entries(notebook: Path) -> list[Entry]:
+    """The rulings that a saved notebook shows, from its outputs."""
+    saved, out, where = json.loads(notebook.read_text()), [], ""
+    for cell in saved["cells"]:
+        for output in cell.get("outputs", []):
+            text = "".join(output.get("data", {}).get("text/plain", ""))
+            if text.startswith("GPU mode:"):
+                where = text.splitlines()[0]
+            if found := parsed(text):
+                out.append(Entry(*found, notebook.name, cell["id"], where))
+    return out
+
+
+def _recorded_where(notebook: Path) -> str:
+    """Where the outputs of the course's own notebook were made: GPU, date, versions."""
+    about = json.loads(notebook.read_text())["metadata"].get("helpers", {})
+    if about.get("mode") != "gpu":
+        return f"figures of the record: {records.label(records.load()['machine'])}"
+    return records.label({"gpu": about["gpu"], "date": about["date"], **about["versions"]})
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim of the ledger: what the course's notebooks show of it, and what the reader's copies do.
+
+    here: the reader's entry for each of `course`, None where the copy has not been run on a GPU.
+    """
+
+    key: str
+    claim: Claim
+    course: tuple[Entry, ...]
+    here: tuple[Entry | None, ...]
+
+    @property
+    def verdict(self) -> str:
+        return judged(self.claim, (result for entry in self.course for result in entry.results))
+
+    @property
+    def verdict_here(self) -> str:
+        """The verdict from the reader's figures alone; "–" before any lesson has given one."""
+        results = [result for entry in self.here if entry for result in entry.results]
+        return judged(self.claim, results) if results else "–"
+
+    def rows(self) -> list[dict]:
+        """A line a test: the reader's figure beside the recorded one."""
+        out = []
+        for entry, mine in zip(self.course, self.here, strict=True):
+            values = {row["test"]: row for row in mine.rows} if mine else {}
+            for row in entry.rows:
+                own = values.get(row["test"], {})
+                out.append(
+                    {
+                        "for": entry.rung,
+                        "test": row["test"],
+                        "here": own.get("value", "–"),
+                        "recorded": row["value"],
+                        "threshold": row["threshold"],
+                        "holds here": own.get("holds", "–"),
+                        "holds": row["holds"],
+                        "note": row["note"],
+                    }
+                )
+        return [row if any(r["for"] for r in out) else {k: v for k, v in row.items() if k != "for"} for row in out]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Every claim with its verdict; a table that unfolds in a notebook, text elsewhere, and a file to share."""
+
+    claims: tuple[Judged, ...]
+    sources: dict[str, str]
+    """Where the outputs of each of the course's notebooks were made."""
+
+    @property
+    def missing(self) -> list[str]:
+        """Claims that no lesson judges yet."""
+        return [each.key for each in self.claims if not each.course and not each.claim.untestable]
+
+    def rows(self) -> list[dict]:
+        """A line a claim."""
+        return [
+            {
+                "claim": each.key,
+                "statement": each.claim.statement,
+                "article": each.claim.article,
+                "judged in": ", ".join(dict.fromkeys(entry.notebook[:2] for entry in each.course)) or "–",
+                "verdict here": each.verdict_here,
+                "verdict, recorded": each.verdict,
+            }
+            for each in self.claims
+        ]
+
+    def markdown(self) -> str:
+        """The whole ledger as Markdown: a section a claim. Links lead to the cells where it lies beside the lessons."""
+        out = ["# The claims ledger", "", *_pipes(self.rows())]
+        for each in self.claims:
+            out += ["", f"## {each.key}: {each.verdict}", "", f"{each.claim.statement} ({each.claim.source}.)", ""]
+            if each.claim.untestable:
+                out += [f"Not testable: {each.claim.untestable}.", ""]
+            for entry, mine in zip(each.course, each.here, strict=True):
+                out.append(f"- [{entry.notebook}, cell {entry.cell}]({entry.link}). {self._from(entry, mine)}")
+            out += ["", *_pipes(each.rows())] if each.course else []
+        return "\n".join(out) + "\n"
+
+    def html(self) -> str:
+        """The whole ledger as HTML: each claim unfolds to its tests. Needs no other file."""
+        out = []
+        for each in self.claims:
+            own = "" if each.verdict_here == "–" else f"; here: {each.verdict_here}"
+            out.append(
+                f"<details><summary><b>{html.escape(each.verdict)}</b>{html.escape(own)} · <code>{each.key}</code>: "
+                f"{html.escape(each.claim.statement)} <i>({html.escape(each.claim.source)})</i></summary>"
+            )
+            if each.claim.untestable:
+                out.append(show.paragraph(f"Not testable: {each.claim.untestable}."))
+            for entry, mine in zip(each.course, each.here, strict=True):
+                place = f'<a href="{entry.link}">{entry.notebook}, cell {entry.cell}</a>'
+                out.append(f"<p>{place}. {html.escape(self._from(entry, mine))}</p>")
+            if each.course:
+                out.append(show.table(each.rows()).html)
+            out.append("</details>")
+        return "\n".join(out)
+
+    def _from(self, entry: Entry, mine: Entry | None) -> str:
+        here = f"Here: {mine.where}." if mine else "Here: not run on a GPU yet."
+        return f"Recorded: {self.sources[entry.notebook]}. {here}"
+
+    def save(self, path: Path | str) -> Path:
+        """Write the ledger to a file to share, HTML or Markdown by its suffix. Raises ValueError for another."""
+        path = Path(path)
+        if path.suffix not in (".html", ".md"):
+            raise ValueError(f"the ledger is written as .html or .md, not as {path.name}")
+        head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>The claims ledger</title>'
+        style = "<style>body{font-family:sans-serif;max-width:70em;margin:2em auto}details{margin:.5em 0}</style>"
+        page = f"{head}{style}<h1>The claims ledger</h1>\n{self.html()}\n</html>\n"
+        path.write_text(page if path.suffix == ".html" else self.markdown())
+        return path
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/html": self.html(), "text/plain": str(self)}
+
+    def __str__(self) -> str:
+        return str(show.table(self.rows(), caption=f"{len(self.claims)} claims"))
+
+
+def ledger(course: Sequence[Path], mine: Path | None = None) -> Ledger:
+    """The ledger of all of `CLAIMS`, from saved notebooks.
+
+    course: the course's notebooks. mine: the folder of the reader's copies; a copy counts once its outputs come from
+    a GPU and are not those that it was copied with.
+    """
+    found: dict[str, list[tuple[Entry, Entry | None]]] = {key: [] for key in CLAIMS}
+    for path in course:
+        own = {}
+        if mine and (copy := mine / path.name).exists():
+            own = {(e.key, e.rung): e for e in entries(copy) if e.where}
+        for entry in entries(path):
+            here = own.get((entry.key, entry.rung))
+            found[entry.key].append((entry, None if here == entry else here))
+    sources = {path.name: _recorded_where(path) for path in course}
+    return Ledger(
+        tuple(
+            Judged(key, CLAIMS[key], tuple(e for e, _ in pairs), tuple(h for _, h in pairs))
+            for key, pairs in found.items()
+        ),
+        sources,
+    )
+
+
+def _pipes(rows: list[dict]) -> list[str]:
+    """Lines of a table in Markdown."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+
+    def line(cells):
+        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+    return [line(columns), line("---" for _ in columns), *(line(row.get(c, "") for c in columns) for row in rows)]
 
 
 def _is_number(value) -> bool:

@@ -1,5 +1,6 @@
 """Verdicts on the articles' claims follow from figures and thresholds; each claim is judged in one place."""
 
+import html
 import math
 import re
 from collections import defaultdict
@@ -162,3 +163,83 @@ def test_a_claim_is_named_literally(tmp_path):
     for odd in ("claims.verdict(key, t)", "claims.verdict('regsters', t)", "claims.verdict()"):
         with pytest.raises(ValueError, match="98_a.ipynb, cell l98-a"):
             claims.declared(notebook(odd))
+
+
+COURSE = [path for path in notebooks.lessons() if claims.declared(path)]
+AWAITED = {"eighty-twenty"}
+"""Claims that no lesson judges yet: the dispatcher's lesson will."""
+
+
+def test_the_ledger_has_every_claim_and_names_those_that_no_lesson_judges():
+    ledger = claims.ledger(COURSE)
+    assert [each.key for each in ledger.claims] == list(claims.CLAIMS)
+    assert set(ledger.missing) == AWAITED
+    for each in ledger.claims:
+        wanted = {(path.name, cell) for path in COURSE for key, cells in claims.declared(path).items()
+                  for cell in cells if key.partition(",")[0] == each.key}  # fmt: skip
+        assert {(entry.notebook, entry.cell) for entry in each.course} == wanted, each.key
+        assert each.verdict_here == "–"
+
+
+@pytest.mark.parametrize("path", COURSE, ids=lambda path: path.stem)
+def test_what_a_saved_lesson_shows_is_read_back_to_the_same_verdict(path):
+    cells = nbformat.read(path, as_version=4).cells
+    texts = ["".join(o.get("data", {}).get("text/plain", "")) for c in cells for o in c.get("outputs", [])]
+    shown = [text for text in texts if text.startswith("Claim ")]
+    read = claims.entries(path)
+    assert len(shown) == len(read) > 0
+    for text, entry in zip(shown, read, strict=True):
+        assert all(row["test"] and row["threshold"] and row["value"] for row in entry.rows)
+        said = text.rpartition("\nVerdict: ")[2]
+        verdict = claims.judged(claims.CLAIMS[entry.key], entry.results)
+        opening = {UNRESOLVED: "not resolved", UNRECORDED: "none yet"}.get(verdict, verdict)
+        assert said.startswith(opening), (entry, said)
+
+
+def test_a_ruling_is_read_back_row_for_row():
+    tests = (
+        Test("| at least  2 |", spread(2.5, 2.9), at_least=3, note="threshold of  the article"),
+        Test("none", math.nan, at_least=2, unit="x"),
+        Test("value", True, equals=True),
+    )
+    ruling = claims.verdict("registers", *tests, rung="three K, one M")
+    key, rung, rows = claims.parsed(str(ruling))
+    assert (key, rung, list(rows)) == ("registers", "three K, one M", [test.row() for test in tests])
+    assert claims.parsed("test  value") is None and claims.parsed("Claim nobody (both articles, on x): y") is None
+
+
+def saved(folder, ratio, mode):
+    """A lesson in `folder` that gave a verdict in `mode`."""
+    start = nbformat.v4.new_output("display_data", {"text/plain": f"{mode}: a card"})
+    ruling = claims.verdict("gelu-tanh", Test("alone", ratio, at_least=3))
+    cells = [
+        nbformat.v4.new_code_cell("1", outputs=[start], id="l98-a"),
+        nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("display_data", {"text/plain": str(ruling)})],
+                                  id="l98-b"),
+    ]  # fmt: skip
+    folder.mkdir()
+    nb = nbformat.v4.new_notebook(cells=cells)
+    nb.metadata["helpers"] = {"gpu": "A card", "date": "2026-01-01", "mode": "gpu", "versions": {"torch": "2.13"}}
+    nbformat.write(nb, folder / "98_a.ipynb")
+    return folder / "98_a.ipynb"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "mode", "verdict"),
+    [(3.5, "GPU mode", HOLDS), (1.5, "GPU mode", "–"), (3.5, "CPU mode", "–")],
+    ids=["run on a GPU", "as it was copied", "in CPU mode"],
+)
+def test_a_reader_s_copy_counts_once_it_ran_on_a_gpu(tmp_path, ratio, mode, verdict):
+    course = saved(tmp_path / "course", 1.5, "GPU mode")
+    saved(tmp_path / "mine", ratio, mode)
+    ledger = claims.ledger([course], tmp_path / "mine")
+    gelu = next(each for each in ledger.claims if each.key == "gelu-tanh")
+    assert (gelu.verdict, gelu.verdict_here) == (FAILS, verdict)
+    (row,) = gelu.rows()
+    assert (row["recorded"], row["here"]) == ("1.5", "3.5" if verdict == HOLDS else "–")
+    page, text = (ledger.save(tmp_path / name).read_text() for name in ("ledger.html", "ledger.md"))
+    for each in (page, text):
+        assert "98_a.ipynb#cell-id=l98-b" in each and "A card, 2026-01-01, torch 2.13" in each and "≥ 3" in each
+        assert all(html.escape(claim.statement) in each or claim.statement in each for claim in claims.CLAIMS.values())
+    with pytest.raises(ValueError, match="not as ledger.txt"):
+        ledger.save(tmp_path / "ledger.txt")
