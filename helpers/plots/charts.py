@@ -189,6 +189,43 @@ def ladder(
     return show.Picture(figure, f"{text} {where}." if where else text)
 
 
+def climb(points: Mapping[str, Sequence], rungs: Sequence[str], title: str = "", source=None) -> show.Picture:
+    """The ladder at large: a line a workload, a mark a tool, by its time over the floor, which is a dashed line at 1.
+
+    points: workload -> sequence of (tool, rung, `timing.Measurement` of the time over the floor). rungs: in the order
+    of the ladder; each has its colour and its marker. source: the `records.Figures` they came from.
+    """
+    where = source_of(source)
+    figure, axes = blank(title, height=1.9 + 0.5 * len(points), width=8.6, source=where)
+    said, widest = [], 1.0
+    for y, (workload, ways) in enumerate(points.items()):
+        there = [(tool, rung, over) for tool, rung, over in ways if known(over.value)]
+        widest = max([widest, *(over.value for *_, over in there)])
+        axes.plot([1, max([1.0, *(over.value for *_, over in there)])], [y, y], color="0.85", linewidth=1.5, zorder=1)
+        for _, rung, over in there:
+            at = rungs.index(rung)
+            # marks of one line would hide each other: each rung keeps to a height of its own
+            axes.plot(over.value, y + 0.09 * (at - (len(rungs) - 1) / 2), MARKERS[at], color=PALETTE[at],
+                      markersize=7.5, markeredgecolor="white", label=rung, zorder=2)  # fmt: skip
+        words = ", ".join(f"{tool} ({rung}) {number(over.value)}" for tool, rung, over in there)
+        absent = [tool for tool, _, over in ways if not known(over.value)]
+        best = min(there, key=lambda way: way[2].value)[0] if there else ""
+        words += f"; least: {best}" if len(there) > 1 else ""
+        said.append(f"{workload}: {words}" + (f"; {MISSING}: {', '.join(absent)}" if absent else ""))
+    axes.axvline(1, color=BLACK, linestyle="--", linewidth=1.3, label="floor")
+    axes.set_yticks(range(len(points)), list(points))
+    axes.set(xscale="log", xlabel="time over the floor (lower is better)", ylim=(len(points) - 0.5, -0.5))
+    axes.set_xlim(0.8, widest * 1.25)
+    ticks = [tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick <= widest * 1.25]
+    axes.set_xticks(ticks, [f"{number(tick)}×" for tick in ticks])
+    axes.minorticks_off()
+    handles, labels = axes.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    order = [name for name in (*rungs, "floor") if name in unique]
+    figure.legend([unique[name] for name in order], order, loc="outside lower center", ncols=6, frameon=False)
+    return show.Picture(figure, f"{title or 'The ladder'}: time over the floor, lower is better. {'. '.join(said)}.")
+
+
 def _verdict(names, items, better, limit) -> str:
     """What the bars say together. A figure beyond the floor is no winner: it measured something else."""
     there = [(name, m) for name, (_, m) in zip(names, items, strict=True) if known(m.value)]

@@ -1,0 +1,75 @@
+"""The ladder at large: every figure that it names is one that a lesson declares, and its chart tells what it draws."""
+
+import math
+
+import pytest
+
+from helpers import ladder, notebooks, plots, records
+
+WAYS = [(workload, way) for workload in ladder.WORKLOADS for way in workload.ways]
+AWAITED = {"linear_gelu.mojo.16384x4096x1024"}
+"""Figures that lesson 11 has yet to measure."""
+
+
+def test_each_figure_is_one_that_a_lesson_declares_and_records():
+    declared = {key for path in notebooks.lessons() for key in records.declared(path)}
+    ids = {key for _, way in WAYS for key in (way.time, way.moved, way.build) if key}
+    assert ids <= declared
+    assert ids - set(records.load()["figures"]) == AWAITED
+    times = [way.time for _, way in WAYS]
+    assert len(set(times)) == len(times)
+
+
+def test_units_are_those_that_the_table_reckons_with():
+    for _, way in WAYS:
+        found = records.recorded(*filter(None, (way.time, way.moved, way.build)))
+        assert found[way.time].unit == "us" or way.time in AWAITED
+        assert not way.moved or found[way.moved].unit in ("MB", "x DRAM bytes over the least", "x least", "x")
+        assert not way.build or found[way.build].unit == "s"
+
+
+def test_every_rung_and_tool_is_used_and_ordered_from_the_top():
+    assert {way.tool for _, way in WAYS} == set(ladder.TOOLS)
+    assert {tool.rung for tool in ladder.TOOLS.values()} == set(ladder.RUNGS)
+    for workload in ladder.WORKLOADS:
+        at = [ladder.RUNGS.index(ladder.TOOLS[way.tool].rung) for way in workload.ways]
+        assert at == sorted(at), workload.name
+
+
+@pytest.mark.parametrize("workload", ladder.WORKLOADS, ids=lambda workload: workload.name)
+def test_no_way_is_far_beyond_its_floor(workload):
+    """A measured bandwidth is good for a few percent: more would be a wrong shape or a wrong count of bytes."""
+    for way in workload.ways:
+        over = ladder.over_floor(workload, way)
+        assert math.isnan(over.value) if way.time in AWAITED else over.value > 0.9, way
+        counted = ladder.rows(workload)[workload.ways.index(way)]["bytes over the least"]
+        assert counted == "–" or counted > 0.9, way
+
+
+def test_floors_by_hand():
+    on = ladder.timing.Ceilings(4e12, 5e12, 800e12, 50e12, 2.0, "")
+    floors = {workload.name: workload.floor(on) for workload in ladder.WORKLOADS}
+    assert floors["softmax, 16384 × 4096, fp32"] == pytest.approx(2 * 4 * 16384 * 4096 / 4e12 * 1e6)
+    assert floors["GEMV, 1 × 8192 × 4096, fp16"] == pytest.approx(2 * (8192 * 4096 + 8192 + 4096) / 5e12 * 1e6)
+    assert floors["linear + GELU, 16384 × 4096 × 1024"] == pytest.approx(2 * 16384 * 4096 * 1024 / 800e12 * 1e6)
+
+
+def test_lines_are_counted_without_comments_and_docstrings():
+    text = '# a comment\n\ndef f():\n    """Words\n    and words."""\n    return 1  # code\n'
+    assert ladder.code_lines(text, "#") == 2
+    assert ladder.code_lines("// one\nint x;\n", "//") == 1
+    lines = {way.tool: way.lines for way in ladder.WORKLOADS[0].ways}
+    assert lines["torch.compile"] < lines["Triton"] < lines["Gluon"] < lines["CUDA with wgmma and TMA"]
+
+
+def test_the_chart_tells_each_mark_and_what_is_missing():
+    picture = plots.climb(ladder.points(), ladder.RUNGS, "All rungs")
+    assert picture.text.startswith("All rungs: time over the floor, lower is better.")
+    for workload, way in WAYS:
+        said = next(part for part in picture.text.split(". ") if workload.name in part)
+        assert way.tool in said
+    assert "not recorded yet: Mojo" in picture.text
+    (axes,) = picture.figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [w.name for w in ladder.WORKLOADS]
+    marks = [line for line in axes.lines if line.get_marker() != "None"]
+    assert len(marks) == len(WAYS) - len(AWAITED)
