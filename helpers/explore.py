@@ -10,7 +10,7 @@ import ipywidgets as widgets
 from IPython.display import display
 from matplotlib.lines import Line2D
 
-from . import compiling, ledger, machine, plots, records, refusals, reveal, show, tiles, timing, traffic
+from . import compiling, guide, ledger, machine, plots, records, refusals, reveal, show, tiles, timing, traffic
 
 # FLOP/byte, as powers of two, that the slider runs over: an addition of fp32 vectors is at 2**-3.6, a large product
 # of fp16 matrices at 2**11
@@ -320,6 +320,58 @@ class Rungs:
     def static(self) -> show.Picture:
         """The ladder, for a notebook that is read without a kernel."""
         return self.drawn()
+
+
+def choose(answers: Mapping[str, str] | None = None) -> None:
+    """Show the decision guide: seven questions, and the rung that `guide.RULES` advise, why, on what evidence, and what
+    would change it; and the rules as a static flowchart.
+
+    answers: the first ones, by question; the others begin with their first answer. Dropdowns take the keyboard (Tab,
+    arrows). The container has the CSS class `guide-form`, the answer `guide-readout`.
+    """
+    form = Guide(answers)
+    display(form.static())
+    display(form.box)
+
+
+class Guide:
+    """The form's state: a dropdown a question; the advice follows each change."""
+
+    def __init__(self, answers: Mapping[str, str] | None = None):
+        first = {name: next(iter(question.answers)) for name, question in guide.QUESTIONS.items()} | dict(answers or {})
+        wide, full = {"description_width": "280px"}, widgets.Layout(width="98%", max_width="780px")
+        self.controls = {
+            name: widgets.Dropdown(
+                options=[(text, answer) for answer, text in question.answers.items()],
+                value=first[name],
+                description=question.text,
+                style=wide,
+                layout=full,
+            )
+            for name, question in guide.QUESTIONS.items()
+        }
+        self.readout, self.evidence = widgets.HTML(), widgets.HTML()
+        self.readout.add_class("guide-readout")
+        self.box = widgets.VBox([*self.controls.values(), self.readout, self.evidence])
+        self.box.add_class("guide-form")
+        for control in self.controls.values():
+            control.observe(self.update, names="value")
+        self.update()
+
+    @property
+    def answers(self) -> dict[str, str]:
+        return {name: control.value for name, control in self.controls.items()}
+
+    def update(self, _change=None) -> None:
+        advice = guide.decide(self.answers)
+        first, *more = (html.escape(sentence) for sentence in advice.sentences())
+        items = "".join(f"<li>{sentence}</li>" for sentence in more)
+        self.readout.value = f'<div role="status"><p><b>{first}</b></p><ul>{items}</ul></div>'
+        self.evidence.value = advice.table().html
+
+    def static(self) -> show.Picture:
+        """The rules as a flowchart, for a notebook that is read without a kernel."""
+        return guide.flowchart()
 
 
 STEPS = {

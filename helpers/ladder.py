@@ -84,7 +84,8 @@ def code_lines(text: str, comment: str) -> int:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is computed, the least bytes of it (`reads`, `writes`), its operations `flops` and their unit."""
+    """What is computed, the least bytes of it (`reads`, `writes`), its operations, and the rate that is theirs: that
+    of "fp16" matrix products or of "fp32" arithmetic."""
 
     name: str
     reads: int
@@ -99,11 +100,11 @@ class Workload:
         return self.reads + self.writes
 
     def floor(self, ceilings: timing.Ceilings) -> float:
-        """µs that no way beats: bytes at the bandwidth of a copy (of a read, where hardly anything is written), or
-        operations at the rate of a large product, whichever takes longer."""
+        """µs that no way beats: bytes at the bandwidth of a copy (of a read, where hardly anything is written),
+        operations at the rate of a large product, or an empty kernel, whichever takes longest."""
         memory = self.least / (ceilings.copy if self.writes > 0.05 * self.least else ceilings.read)
         rate = ceilings.fp16_matmul if self.unit == "fp16" else ceilings.fp32_matmul
-        return max(memory, self.flops / rate) * 1e6
+        return max(memory * 1e6, self.flops / rate * 1e6, ceilings.empty_kernel_us)
 
 
 def _linear(m: int, n: int, k: int, *more: Way) -> Workload:
@@ -187,6 +188,11 @@ WORKLOADS = (
     Workload("attention, decode, the same with an int8 cache", 2 * _CACHE + 2 * 4 * 16 * 8 * 32768 + _QUERY, _QUERY,
              4 * 16 * 32 * 32768 * 128, "fp16", (
         Way("CUDA", "kv_int8.int8", ("10_kernels/05_kv_decode.cu", "10_kernels/06_kv_combine.cu")),
+    )),
+    Workload("router, 4096 tokens, 8 of 64 experts", 4 * 4096 * 64, 12 * 4096 * 8, 8 * 4096 * 64, "fp32", (
+        Way("PyTorch, an operator a call", "router.torch.sort", ("10_hand_written", "router_sort")),
+        Way("torch.compile", "router.compile.sum", ("10_hand_written", "router_sum")),
+        Way("CUDA", "router.cuda", ("10_kernels/08_router.cu",)),
     )),
 )  # fmt: skip
 """Each with the ways that the lessons took, from the top of the ladder down."""

@@ -7,10 +7,11 @@ what colour says. Figures are made without pyplot, so a notebook never shows one
 """
 
 from .charts import Moved, bars, climb, ladder, lines, traffic
+from .flow import flowchart
 from .grid import launch
 from .roofs import Point, attainable, compute_roof, datasheet, roofline
 from .spans import Span, timeline
 from .style import BLUE, VERMILION, known, number
 
 __all__ = ["BLUE", "VERMILION", "Moved", "Point", "Span", "attainable", "bars", "climb", "compute_roof"]
-__all__ += ["datasheet", "known", "ladder", "launch", "lines", "number", "roofline", "timeline", "traffic"]
+__all__ += ["datasheet", "flowchart", "known", "ladder", "launch", "lines", "number", "roofline", "timeline", "traffic"]

@@ -216,7 +216,7 @@ def climb(points: Mapping[str, Sequence], rungs: Sequence[str], title: str = "",
     axes.set_yticks(range(len(points)), list(points))
     axes.set(xscale="log", xlabel="time over the floor (lower is better)", ylim=(len(points) - 0.5, -0.5))
     axes.set_xlim(0.8, widest * 1.25)
-    ticks = [tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50) if tick <= widest * 1.25]
+    ticks = [tick for tick in (1, 1.5, 2, 3, 5, 10, 20, 50, 100) if tick <= widest * 1.25]
     axes.set_xticks(ticks, [f"{number(tick)}×" for tick in ticks])
     axes.minorticks_off()
     handles, labels = axes.get_legend_handles_labels()
