@@ -20,11 +20,11 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import records, show
+from . import ROOT, records, show
 from .records import Measurement
 
 ARTICLES = {
@@ -522,28 +522,25 @@ class Ledger:
         return str(show.table(self.rows(), caption=f"{len(self.claims)} claims"))
 
 
-def ledger(course: Sequence[Path], mine: Path | None = None) -> Ledger:
+def ledger(course: Path = ROOT / "notebooks", mine: Path | None = ROOT / "work" / "notebooks") -> Ledger:
     """The ledger of all of `CLAIMS`, from saved notebooks.
 
-    course: the course's notebooks. mine: the folder of the reader's copies; a copy counts once its outputs come from
-    a GPU and are not those that it was copied with.
+    course: the folder of the course's lessons. mine: that of the reader's copies; a copy counts once its outputs come
+    from a GPU and are not those that it was copied with.
     """
     found: dict[str, list[tuple[Entry, Entry | None]]] = {key: [] for key in CLAIMS}
-    for path in course:
-        own = {}
+    sources = {}
+    for path in sorted(course.glob("*.ipynb")):
+        own, sources[path.name] = {}, _recorded_where(path)
         if mine and (copy := mine / path.name).exists():
             own = {(e.key, e.rung): e for e in entries(copy) if e.where}
         for entry in entries(path):
             here = own.get((entry.key, entry.rung))
             found[entry.key].append((entry, None if here == entry else here))
-    sources = {path.name: _recorded_where(path) for path in course}
-    return Ledger(
-        tuple(
-            Judged(key, CLAIMS[key], tuple(e for e, _ in pairs), tuple(h for _, h in pairs))
-            for key, pairs in found.items()
-        ),
-        sources,
+    judgements = (
+        Judged(key, CLAIMS[key], tuple(e for e, _ in pairs), tuple(h for _, h in pairs)) for key, pairs in found.items()
     )
+    return Ledger(tuple(judgements), sources)
 
 
 def _pipes(rows: list[dict]) -> list[str]:

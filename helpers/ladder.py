@@ -7,9 +7,10 @@ its lesson declares, the text whose lines are counted, and its tool, of `TOOLS`.
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 
 from . import ROOT, records, source, timing
-from .records import Measurement
+from .records import Measurement, declared
 
 RUNGS = ("library", "AI compiler", "Triton", "CUDA", "Mojo")
 """The rungs of the ladder, from the top."""
@@ -23,25 +24,24 @@ class Tool:
     vendors: str
     generations: str
     know: str
-    lesson: str
 
 
 _ALL, _HOPPER = "sm_75 and later", "sm_90 only"
 TOOLS = {
-    "PyTorch, an operator a call": Tool("library", "NVIDIA, AMD, Intel", _ALL, "PyTorch", "01"),
-    "cuBLASLt": Tool("library", "NVIDIA", _ALL, "layouts, which epilogues there are", "02"),
-    "cuDNN attention": Tool("library", "NVIDIA", "sm_80 and later", "which backend takes which mask", "02"),
-    "FlashAttention-2": Tool("library", "NVIDIA, AMD", "sm_80 and later", "which backend takes which mask", "02"),
-    "torch.compile": Tool("AI compiler", "NVIDIA, AMD, Intel", _ALL, "graphs, guards, what may be fused", "03"),
-    "torch.compile, max-autotune": Tool("AI compiler", "NVIDIA, AMD, Intel", _ALL, "the same, and its choices", "03"),
-    "FlexAttention": Tool("AI compiler", "NVIDIA, AMD", "sm_80 and later", "scores and masks as functions", "07"),
-    "TVM": Tool("AI compiler", "NVIDIA, AMD, Intel, Apple", _ALL, "schedules, its tensor-core rules", "04"),
-    "XLA": Tool("AI compiler", "NVIDIA, AMD, TPUs", _ALL, "JAX, how to read HLO", "04"),
-    "Triton": Tool("Triton", "NVIDIA, AMD, Intel", _ALL, "tiles, masks, memory traffic", "05"),
-    "Gluon": Tool("Triton", "one generation a source", _HOPPER, "layouts, barriers, warps' roles", "06"),
-    "CUDA": Tool("CUDA", "NVIDIA", _ALL, "threads, warps, shared memory, vector loads", "08"),
-    "CUDA with wgmma and TMA": Tool("CUDA", "NVIDIA", _HOPPER, "the same, and the instructions of one card", "09"),
-    "Mojo": Tool("Mojo", "NVIDIA, AMD, Apple", _ALL, "Mojo's types, tiles or threads", "11"),
+    "PyTorch, an operator a call": Tool("library", "NVIDIA, AMD, Intel", _ALL, "PyTorch"),
+    "cuBLASLt": Tool("library", "NVIDIA", _ALL, "layouts, which epilogues there are"),
+    "cuDNN attention": Tool("library", "NVIDIA", "sm_80 and later", "which backend takes which mask"),
+    "FlashAttention-2": Tool("library", "NVIDIA, AMD", "sm_80 and later", "which backend takes which mask"),
+    "torch.compile": Tool("AI compiler", "NVIDIA, AMD, Intel", _ALL, "graphs, guards, what may be fused"),
+    "torch.compile, max-autotune": Tool("AI compiler", "NVIDIA, AMD, Intel", _ALL, "the same, and its choices"),
+    "FlexAttention": Tool("AI compiler", "NVIDIA, AMD", "sm_80 and later", "scores and masks as functions"),
+    "TVM": Tool("AI compiler", "NVIDIA, AMD, Intel, Apple", _ALL, "schedules, its tensor-core rules"),
+    "XLA": Tool("AI compiler", "NVIDIA, AMD, TPUs", _ALL, "JAX, how to read HLO"),
+    "Triton": Tool("Triton", "NVIDIA, AMD, Intel", _ALL, "tiles, masks, memory traffic"),
+    "Gluon": Tool("Triton", "one generation a source", _HOPPER, "layouts, barriers, warps' roles"),
+    "CUDA": Tool("CUDA", "NVIDIA", _ALL, "threads, warps, shared memory, vector loads"),
+    "CUDA with wgmma and TMA": Tool("CUDA", "NVIDIA", _HOPPER, "the same, and the instructions of one card"),
+    "Mojo": Tool("Mojo", "NVIDIA, AMD, Apple", _ALL, "Mojo's types, tiles or threads"),
 }
 """By name. Vendors as their documentation states them; lessons 06 and 11 compile for two of them."""
 
@@ -230,10 +230,16 @@ def rows(workload: Workload) -> list[dict]:
                 "vendors": tool.vendors,
                 "NVIDIA's cards": tool.generations,
                 "what you had to know": tool.know,
-                "lesson": tool.lesson,
+                "measured in": _lessons().get(way.time, "–"),
             }
         )
     return out
+
+
+@cache
+def _lessons() -> dict[str, str]:
+    """The number of the lesson that declares each figure."""
+    return {key: path.name[:2] for path in sorted((ROOT / "notebooks").glob("*.ipynb")) for key in declared(path)}
 
 
 def _over_least(moved: Measurement, workload: Workload) -> float:
