@@ -58,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     measure = commands.add_parser("measure", help="measure the recorded figures on this GPU")
     measure.add_argument("--only", nargs="+", metavar="ID", help="run only the notebooks that declare these figures")
+    measure.add_argument("--ladder", action="store_true", help="the figures of lesson 12's ladder on your card, into "
+                         "work/ladder.json; run again, it goes on where it was broken off")  # fmt: skip
     measure.add_argument("--out", type=Path, metavar="FILE", help="merge figures into FILE, and save no notebook")
     measure.set_defaults(do=_measure)
 
@@ -183,22 +185,36 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    """Run the notebooks that declare figures; of each that ran whole, save outputs and figures of that same run."""
-    from . import notebooks, records
+    """Run the notebooks that declare figures; of each that ran whole, save outputs and figures of that same run.
+
+    With --ladder no notebook is saved, and one whose wanted figures are there already, of this GPU and these versions,
+    is not run again.
+    """
+    from . import ladder, notebooks, records
 
     if not machine.gpu():
         print(f"Figures are measured on a GPU, and this is CPU mode: {machine.here().why}.", file=sys.stderr)
         return 1
     declared = {path: records.declared(path) for path in notebooks.lessons()}
-    wanted = set(options.only or [])
+    wanted = set(options.only or (ladder.ids() if options.ladder else []))
+    options.out = options.out or (ladder.OWN if options.ladder else None)
     unknown = wanted - {key for ids in declared.values() for key in ids}
     for key in sorted(unknown):
         print(f"{key}: no notebook declares this figure", file=sys.stderr)
     target = options.out or records.FOLDER / f"{machine.here().name.lower().replace(' ', '-')}.json"
+    held = records.load(target)["machine"].get("gpu", machine.here().name)
+    if held != machine.here().name:
+        print(f"{target} is of another GPU, {held}: move it away, or name another file by --out.", file=sys.stderr)
+        return 1
+    target.parent.mkdir(parents=True, exist_ok=True)
     failed = bool(unknown)
-    for path, ids in declared.items():
-        if options.only and not wanted & set(ids):
-            continue
+    to_run = {path: ids for path, ids in declared.items() if not wanted or wanted & set(ids)}
+    for number, (path, ids) in enumerate(to_run.items(), 1):
+        if options.ladder:
+            there = records.made_here(target, wanted & set(ids))
+            print(f"{number} of {len(to_run)}: {path.name}{': its figures are there already' * there}", flush=True)
+            if there:
+                continue
         with tempfile.TemporaryDirectory() as folder:
             record = Path(folder) / "record.json"
             ran = _execute(path, env={"HELPERS_RECORD": str(record), "HELPERS_ONLY": " ".join(wanted)})

@@ -1,13 +1,15 @@
 """The course's workloads on every rung that has them: what each rung gave and what it cost, from the records.
 
 `WORKLOADS` says, for each, the least it must move and compute and the ways that the lessons took; `rows(workload)` is
-its table, `plots.climb(points())` the chart of all. Nothing is measured here: a way names the id of the figure that
-its lesson declares, the text whose lines are counted, and its tool, of `TOOLS`.
+its table, `plots.climb(points())` the chart of all, from the reference's record or from another, such as that of the
+reader's card (`OWN`). Nothing is measured here: a way names the id of the figure that its lesson declares, the text
+whose lines are counted, and its tool, of `TOOLS`.
 """
 
 import re
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 from . import ROOT, records, source, timing
 from .records import Measurement, declared
@@ -198,26 +200,37 @@ WORKLOADS = (
 """Each with the ways that the lessons took, from the top of the ladder down."""
 
 
-def ceilings() -> timing.Ceilings:
-    """What the record's GPU reaches, whatever the mode: recorded times stand over that card's floor."""
-    found = records.recorded(*timing.CEILINGS)
+OWN = ROOT / "work" / "ladder.json"
+"""The record of the reader's card, made by `python -m helpers measure --ladder`."""
+
+
+def ids() -> set[str]:
+    """The figures that the ladder is made of."""
+    named = (key for workload in WORKLOADS for way in workload.ways for key in (way.time, way.moved, way.build))
+    return {*filter(None, named), *timing.CEILINGS}
+
+
+def ceilings(record: Path | None = None) -> timing.Ceilings:
+    """What a record's GPU reaches, whatever the mode: recorded times stand over that card's floor."""
+    found = records.recorded(*timing.CEILINGS, path=record)
     copy, read, fp16, fp32, empty = (found[key].value for key in timing.CEILINGS)
     return timing.Ceilings(copy * 1e12, read * 1e12, fp16 * 1e12, fp32 * 1e12, empty, f"recorded: {found.where}")
 
 
-def over_floor(workload: Workload, way: Way, on: timing.Ceilings | None = None) -> Measurement:
-    """The way's time over the workload's floor; NaN where it is not recorded yet."""
-    time, floor = records.recorded(way.time)[way.time], workload.floor(on or ceilings())
+def over_floor(workload: Workload, way: Way, record: Path | None = None) -> Measurement:
+    """The way's time over the workload's floor, both of one record (the reference's by default); NaN where it is not
+    recorded yet."""
+    time, floor = records.recorded(way.time, path=record)[way.time], workload.floor(ceilings(record))
     return replace(time, value=time.value / floor, low=time.low / floor, high=time.high / floor, unit="x floor")
 
 
-def rows(workload: Workload) -> list[dict]:
+def rows(workload: Workload, record: Path | None = None) -> list[dict]:
     """A line a way, from the top of the ladder down: what it gave and what it cost."""
-    on, out = ceilings(), []
+    out = []
     for way in workload.ways:
         tool = TOOLS[way.tool]
-        found = records.recorded(*filter(None, (way.time, way.moved, way.build)))
-        over = over_floor(workload, way, on).value
+        found = records.recorded(*filter(None, (way.time, way.moved, way.build)), path=record)
+        over = over_floor(workload, way, record).value
         out.append(
             {
                 "rung": tool.rung,
@@ -246,7 +259,6 @@ def _over_least(moved: Measurement, workload: Workload) -> float:
     return moved.value * 1e6 / workload.least if moved.unit == "MB" else moved.value
 
 
-def points() -> dict[str, list[tuple[str, str, Measurement]]]:
+def points(record: Path | None = None) -> dict[str, list[tuple[str, str, Measurement]]]:
     """For the chart: by workload, the (tool, rung, time over the floor) of each way."""
-    on = ceilings()
-    return {w.name: [(way.tool, TOOLS[way.tool].rung, over_floor(w, way, on)) for way in w.ways] for w in WORKLOADS}
+    return {w.name: [(way.tool, TOOLS[way.tool].rung, over_floor(w, way, record)) for way in w.ways] for w in WORKLOADS}

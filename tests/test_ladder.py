@@ -73,3 +73,24 @@ def test_the_chart_tells_each_mark_and_what_is_missing():
     assert [label.get_text() for label in axes.get_yticklabels()] == [w.name for w in ladder.WORKLOADS]
     marks = [line for line in axes.lines if line.get_marker() != "None"]
     assert len(marks) == len(WAYS) - len(AWAITED)
+
+
+def test_another_card_s_ladder_stands_over_its_own_floor(tmp_path):
+    workload = next(w for w in ladder.WORKLOADS if w.name.startswith("softmax"))
+    way, record = workload.ways[0], tmp_path / "a-card.json"
+    rates = dict(zip(ladder.timing.CEILINGS, (1.0, 1.1, 100.0, 10.0, 2.0), strict=True))  # TB/s, TFLOP/s, µs
+    entry = {"unit": "us", "n": 9, "note": ""}
+    figures = {key: entry | {"value": v, "low": v, "high": v} for key, v in rates.items()}
+    figures[way.time] = entry | {"value": 1000.0, "low": 990.0, "high": 1010.0}
+    records.merge(record, "figures", figures, {"gpu": "A card", "date": "2026-01-01"})
+    over = ladder.over_floor(workload, way, record)
+    assert over.value == pytest.approx(1000 / (8 * 16384 * 4096 / 1e12 * 1e6))
+    assert [row["µs"] for row in ladder.rows(workload, record)] == [1000.0, "–", "–", "–"]
+    assert "A card" in ladder.ceilings(record).where
+    assert ladder.over_floor(workload, way).value != over.value
+    assert sum(not math.isnan(m.value) for ways in ladder.points(record).values() for *_, m in ways) == 1
+
+
+def test_what_a_reader_s_card_is_asked_for_is_declared():
+    declared = {key for path in notebooks.lessons() for key in records.declared(path)}
+    assert set(ladder.timing.CEILINGS) < ladder.ids() <= declared

@@ -10,7 +10,7 @@ import nbformat
 import psutil
 import pytest
 
-from helpers import ROOT, __main__, machine, notebooks, records
+from helpers import ROOT, __main__, ladder, machine, notebooks, records
 
 
 def write(path, *sources, tags=()):
@@ -223,6 +223,28 @@ def test_only_some_figures_into_another_file(course, tmp_path):
     assert list(json.loads((tmp_path / "mine.json").read_text())["figures"]) == ["a.x"]
     assert not list(folder.glob("*.json"))
     assert (first.read_text(), second.read_text()) == before
+
+
+def test_the_ladder_of_a_reader_s_card_goes_on_where_it_was_broken_off(course, tmp_path, monkeypatch, capsys):
+    first, _, folder = course
+    own = tmp_path / "work" / "ladder.json"
+    monkeypatch.setattr(ladder, "OWN", own)
+    monkeypatch.setattr(ladder, "ids", lambda: {"a.x"})
+    before = first.read_text()
+    assert command("measure", "--ladder") == 0
+    assert list(json.loads(own.read_text())["figures"]) == ["a.x"]  # the other notebook declares none of them
+    assert first.read_text() == before and not list(folder.glob("*.json"))
+    assert capsys.readouterr().out.startswith("1 of 1: 98_first.ipynb\n98_first.ipynb: 2 cells in ")
+    write(first, PRETEND, "1 / 0", "records.figure('a.x', None)")  # to be run is to fail
+    assert command("measure", "--ladder") == 0
+    assert capsys.readouterr().out == "1 of 1: 98_first.ipynb: its figures are there already\n"
+    record = json.loads(own.read_text())
+    own.write_text(json.dumps(record | {"machine": record["machine"] | {"torch": "1.0"}}))  # made with others
+    assert command("measure", "--ladder") == 1
+    own.write_text(json.dumps(record | {"machine": record["machine"] | {"gpu": "another card"}}))
+    capsys.readouterr()
+    assert command("measure", "--ladder") == 1
+    assert "is of another GPU, another card: move it away" in capsys.readouterr().err
 
 
 def test_what_cannot_be_measured_fails_and_is_not_saved(course, capsys):

@@ -10,7 +10,7 @@ import datetime
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
@@ -123,15 +123,17 @@ def figures(measure: Callable[[], Mapping[str, Measurement]], *ids: str) -> Figu
     return recorded(*ids)
 
 
-def recorded(*ids: str) -> Figures:
-    """Figures from the reference record, whatever the mode.
+def recorded(*ids: str, path: Path | None = None) -> Figures:
+    """Figures from a record, the reference's by default, whatever the mode.
 
     A figure without a record is NaN, "not recorded yet", or raises `Missing` where HELPERS_RECORDS=strict.
     """
-    record = load()
+    record = load(path)
     missing = [key for key in ids if key not in record["figures"]]
     if missing and os.environ.get("HELPERS_RECORDS") == "strict":
-        raise Missing(f"no record of {', '.join(missing)} in {REFERENCE.name}: python -m helpers measure, on that GPU")
+        raise Missing(
+            f"no record of {', '.join(missing)} in {(path or REFERENCE).name}: python -m helpers measure, on that GPU"
+        )
     absent = {
         "value": math.nan,
         "unit": "",
@@ -290,6 +292,13 @@ def merge(path: Path, kind: str, entries: dict, about: dict, code: str = "") -> 
         if others:
             ordered["texts_made_with"] = dict(sorted(others.items()))
         path.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
+
+
+def made_here(path: Path, ids: Iterable[str]) -> bool:
+    """Whether the record at `path` has all of these figures, made on this GPU with the versions installed now."""
+    record, now = load(path), _versions(this_machine())
+    made = [record["figures"].get(key, {"made_with": {}}).get("made_with", record["machine"]) for key in ids]
+    return all(_versions(about) == now for about in made)
 
 
 def _versions(about: dict) -> dict:
