@@ -534,7 +534,7 @@ def ledger(course: Path = ROOT / "notebooks", mine: Path | None = ROOT / "work" 
         own, sources[path.name] = {}, _recorded_where(path)
         if mine and (copy := mine / path.name).exists():
             own = {(e.key, e.rung): e for e in entries(copy) if e.where}
-        for entry in entries(path):
+        for entry in filter(lambda entry: entry.rows, entries(path)):
             here = own.get((entry.key, entry.rung))
             found[entry.key].append((entry, None if here == entry else here))
     judgements = (

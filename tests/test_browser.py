@@ -85,4 +85,33 @@ def test_the_fusion_explorer_is_worked_by_keyboard_alone(lab, page):
     assert "gelu(h)" in explorer.locator("img").get_attribute("alt")
 
 
+def test_the_guide_is_filled_and_read_by_keyboard_alone(lab, page):
+    cells = ["import helpers\nhelpers.start()\nfrom helpers import explore", "explore.choose()"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, lab.root / "work" / "notebooks" / "guide.ipynb")
+    browser.open_notebook(page, lab, "work/notebooks/guide.ipynb")
+    browser.run_all(page, seconds=120)
+    form = page.locator(".guide-form").first
+    form.wait_for()
+    assert form.locator(".guide-readout").inner_text().startswith("Start on: library.")
+    form.locator("select").first.focus()
+    page.keyboard.press("ArrowDown")  # standard ones in a row
+    page.keyboard.press("ArrowDown")  # a known one with a change
+    page.wait_for_function(_ADVISES, arg="Start on: AI compiler.")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")  # to what the team knows
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Tab")
+    for _ in range(3):
+        page.keyboard.press("Tab")  # to the deadline
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function(_ADVISES, arg="Start on: Triton.")
+    words = form.inner_text()
+    assert "It would be AI compiler with" in words and "Nearest workload: attention, prefill" in words
+    assert page.failures == []
+
+
+_ADVISES = "words => document.querySelector('.guide-form .guide-readout').innerText.startsWith(words)"
 _READS = "words => document.querySelector('.fusion-explorer .fusion-readout').innerText.includes(words)"
