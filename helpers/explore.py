@@ -326,8 +326,8 @@ def choose(answers: Mapping[str, str] | None = None) -> None:
     """Show the decision guide: seven questions, and the rung that `guide.RULES` advise, why, on what evidence, and what
     would change it; and the rules as a static flowchart.
 
-    answers: the first ones, by question; the others begin with their first answer. Dropdowns take the keyboard (Tab,
-    arrows). The container has the CSS class `guide-form`, the answer `guide-readout`.
+    answers: the first ones, by question; the others begin with their first answer. Sliders take the keyboard (Tab,
+    arrows left and right). The container has the CSS class `guide-form`, the answer `guide-readout`.
     """
     form = Guide(answers)
     display(form.static())
@@ -335,24 +335,25 @@ def choose(answers: Mapping[str, str] | None = None) -> None:
 
 
 class Guide:
-    """The form's state: a dropdown a question; the advice follows each change."""
+    """The form's state: a slider a question; the advice follows each change."""
 
     def __init__(self, answers: Mapping[str, str] | None = None):
         first = {name: next(iter(question.answers)) for name, question in guide.QUESTIONS.items()} | dict(answers or {})
-        wide, full = {"description_width": "280px"}, widgets.Layout(width="98%", max_width="780px")
+        # sliders, since JupyterLab keeps a list's arrow keys up and down to itself, and letters are its commands
         self.controls = {
-            name: widgets.Dropdown(
+            name: widgets.SelectionSlider(
                 options=[(text, answer) for answer, text in question.answers.items()],
                 value=first[name],
-                description=question.text,
-                style=wide,
-                layout=full,
+                readout=False,
+                layout=widgets.Layout(width="98%", max_width="420px"),
             )
             for name, question in guide.QUESTIONS.items()
         }
+        self.words = {name: widgets.HTML() for name in self.controls}
         self.readout, self.evidence = widgets.HTML(), widgets.HTML()
         self.readout.add_class("guide-readout")
-        self.box = widgets.VBox([*self.controls.values(), self.readout, self.evidence])
+        asked = [widget for name, control in self.controls.items() for widget in (self.words[name], control)]
+        self.box = widgets.VBox([*asked, self.readout, self.evidence])
         self.box.add_class("guide-form")
         for control in self.controls.values():
             control.observe(self.update, names="value")
@@ -363,6 +364,9 @@ class Guide:
         return {name: control.value for name, control in self.controls.items()}
 
     def update(self, _change=None) -> None:
+        for name, answer in self.answers.items():
+            question = guide.QUESTIONS[name]
+            self.words[name].value = f"{html.escape(question.text)} <b>{html.escape(question.answers[answer])}</b>"
         advice = guide.decide(self.answers)
         first, *more = (html.escape(sentence) for sentence in advice.sentences())
         items = "".join(f"<li>{sentence}</li>" for sentence in more)

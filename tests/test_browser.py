@@ -95,18 +95,12 @@ def test_the_guide_is_filled_and_read_by_keyboard_alone(lab, page):
     form = page.locator(".guide-form").first
     form.wait_for()
     assert form.locator(".guide-readout").inner_text().startswith("Start on: library.")
-    form.locator("select").first.focus()
-    page.keyboard.press("ArrowDown")  # standard ones in a row
-    page.keyboard.press("ArrowDown")  # a known one with a change
+    form.locator(".noUi-handle").first.focus()
+    for key in ("ArrowRight", "ArrowRight"):  # past standard ones in a row, to a known one with a change
+        page.keyboard.press(key)
     page.wait_for_function(_ADVISES, arg="Start on: AI compiler.")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Tab")  # to what the team knows
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Tab")
-    for _ in range(3):
-        page.keyboard.press("Tab")  # to the deadline
-    page.keyboard.press("ArrowDown")
+    for key in ("Tab", "Tab", "ArrowRight", "ArrowRight", "Tab", "Tab", "Tab", "Tab", "ArrowRight"):
+        page.keyboard.press(key)  # what the team knows; the deadline
     page.wait_for_function(_ADVISES, arg="Start on: Triton.")
     words = form.inner_text()
     assert "It would be AI compiler with" in words and "Nearest workload: attention, prefill" in words
