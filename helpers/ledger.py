@@ -77,7 +77,16 @@ def eager(fn: Callable, *args) -> list[Launch]:
     return watch.launches
 
 
-class Watch(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """A dispatch mode that can be entered without torch's compiler: torch would import it, which takes seconds, only to
+    keep it from compiling the mode."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Watch(Mode):
     """While it is entered, `launches` grows by what is sent to the device."""
 
     def __init__(self):

@@ -69,7 +69,6 @@ def load(preload: str) -> None:
         return
     import numpy  # noqa: F401
     import torch
-    import torch._dynamo  # noqa: F401  (1.5 s, which the first call under a dispatch mode would take in each fork)
 
     try:
         import triton.compiler

@@ -5,6 +5,9 @@ import textwrap
 import pytest
 
 from helpers import child
+from helpers.checks.judge import Trial
+from helpers.exercises import every
+from tests.answers import solved
 
 KERNEL = textwrap.dedent(
     """
@@ -91,3 +94,12 @@ def test_what_cannot_be_compiled_is_left_to_its_launch():
     call = "watching.compile_ahead(sys.modules['cells'], [{'kernel': 'gone'}, {'kernel': 'part', 'examples': {}}])"
     done = child.run(KERNEL + COMPILE, call, interpreted=False, env={"HELPERS_MODE": "cpu"})
     assert done.ok, done.stderr
+
+
+def test_what_only_the_cpu_is_given_is_not_compiled_ahead():
+    """Its blocks of 16,384 would take the compiler longer than all others together."""
+    trial = Trial(every()["row-softmax"], solved("row-softmax"), seed=7, seconds=60)
+    left, _ = trial.played("cpu", list(trial.cases("cpu")))
+    end = left[-1][0]
+    launched = {kind: {launch["constants"]["BLOCK"] for launch in end[kind]} for kind in ("to_launch", "to_compile")}
+    assert launched["to_compile"] - launched["to_launch"] == {"16384"}

@@ -122,6 +122,22 @@ def test_inductor_can_be_loaded_beforehand():
     assert child.run(text, loaded, interpreted=True).value is False
 
 
+@pytest.mark.parametrize("interpreted", [True, False])
+def test_watching_an_answer_needs_no_compiler_of_torch(interpreted):
+    """Neither before a text runs nor where its operators are watched: importing it took longer than most checks."""
+    text = (
+        "import sys, torch\n"
+        "from helpers.stage.watching import Watch, watch_values\n"
+        "watch_values()\n"
+        "def count():\n"
+        "    with torch.no_grad(), Watch() as watch:\n"
+        "        torch.empty(3).fill_(2).sum().item()\n"
+        "    return len(watch.launches), len(watch.given), 'torch._dynamo' in sys.modules\n"
+    )
+    r = child.run(text, "count()", interpreted=interpreted, env={"HELPERS_MODE": "cpu"})
+    assert r.value == [2, 1, False], r.stderr
+
+
 def test_without_a_zygote(monkeypatch):
     monkeypatch.setattr(child, "_can_fork", lambda: False)
     assert child.run("print('out')", "1 + 1", interpreted=False).value == 2

@@ -327,7 +327,7 @@ class Trial:
 
         def packed(number: int, case: Case, again: bool) -> dict:
             found: list[torch.Tensor] = []
-            out = {"inputs": stage.encode(self.drawn(number, case), found)}
+            out = {"mode": case.mode, "inputs": stage.encode(self.drawn(number, case), found)}
             out["tensors"] = [_spec(t, "inputs", blobs) for t in found]
             waves = [limit.wave(*self.drawn(number, case)) for limit in self.exercise.limits if limit.wave]
             out["wave"] = max(waves, default=0)

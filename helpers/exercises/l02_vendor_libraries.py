@@ -307,8 +307,9 @@ def odd_edges_drive(answer, w, first, second):
     product whose rows do not start at multiples of 16 bytes, or whose rows do not hold a multiple of 8 elements.
     """
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
+
+    from helpers.ledger import Mode
 
     def fast(matrix):
         rows, columns = matrix.shape[-2:]
@@ -318,7 +319,7 @@ def odd_edges_drive(answer, w, first, second):
         ends = matrix.data_ptr() % 16 == 0 and (rows == 1 or to_next_row * matrix.element_size() % 16 == 0)
         return to_next_column == 1 and columns % 8 == 0 and ends
 
-    class Watch(TorchDispatchMode):
+    class Watch(Mode):
         facts = {"products": 0, "copies": 0, "unaligned": 0}
 
         def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
@@ -609,10 +610,11 @@ def two_convolutions_drive(answer, x, w1, b1, w2, b2):
     "others": operators besides them that read a tensor and write memory.
     """
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    class Watch(TorchDispatchMode):
+    from helpers.ledger import Mode
+
+    class Watch(Mode):
         facts = {"convolutions": 0, "elsewhere": 0, "others": 0}
 
         def __torch_dispatch__(self, operator, types, args=(), kwargs=None):

@@ -105,6 +105,7 @@ class Play:
             self.in_a_range(answer, self.inputs(case, "inputs")[1])
             return
         ordered = self.job["made_of"] == "cuda" and not self.gpu and not self.job["inspected"]
+        self.launches.for_gpu = case["mode"] != "cpu"
         runs = ORDERS if ordered or self.job["same_bits"] else ORDERS[:1]
         for order in runs:
             self.launches.order, self.launches.seed = order, self.job["seed"] + number

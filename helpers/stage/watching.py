@@ -94,10 +94,12 @@ def _watched(modes: list, function):
 
 @dataclass
 class Launches:
-    """What the answer's kernels were launched with, and how the CUDA runner is to run them."""
+    """What the answer's kernels were launched with, and how the CUDA runner is to run them. for_gpu: whether a GPU is
+    given this case too."""
 
     order: str = "forward"
     seed: int = 0
+    for_gpu: bool = True
     races: bool = False
     local_bytes: int = 0
     int_to_float: int = 0
@@ -217,7 +219,7 @@ def watch_triton(launches: Launches, interpreted: bool) -> None:
             wanted = _to_compile(self, args, named)
             if wanted not in launches.to_compile:
                 launches.to_compile.append(wanted)
-            alike = _to_launch(self, args, named)
+            alike = launches.for_gpu and _to_launch(self, args, named)
             if alike and alike not in launches.to_launch:
                 launches.to_launch.append(alike)
             return plain(self, *args, **named)
