@@ -4,6 +4,7 @@ EXTRAS ?=
 TORCH ?=
 LAB_ARGS ?=
 TEST_ARGS ?=
+PART ?=
 
 run := .venv/bin/python -m
 # notebooks are run by nbval, in the kernel of this environment, beside the unit tests
@@ -17,7 +18,7 @@ help:
 	@echo "make lab        install what is needed, then open the course in JupyterLab"
 	@echo "make test       unit tests, every lesson, lab and solution (on the GPU where there is one)"
 	@echo "make test-slow  the tests that take longer;  make test-all: both"
-	@echo "make test-gpu   every test and every notebook on the GPU; fails where there is none"
+	@echo "make test-gpu   everything on the GPU: tests, notebooks, answers; in parts: PART=1/4 … PART=4/4"
 	@echo "make doctor     what this machine can run, and what mends each gap"
 	@echo "make measure    on a GPU: run the lessons, save their outputs and figures"
 	@echo "make labs       write labs/ from solutions/"
@@ -45,7 +46,7 @@ test-slow: install
 test-all: test test-slow
 
 test-gpu: install
-	HELPERS_MODE=gpu $(pytest) tests $(notebooks) $(TEST_ARGS)
+	HELPERS_MODE=gpu $(run) tests.on_gpu $(if $(PART),--part $(PART)) $(TEST_ARGS)
 
 labs: install
 	@$(run) helpers labs

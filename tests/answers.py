@@ -1,8 +1,10 @@
 """Right, broken and cheating answers to the exercises: tests/mutants/NN.toml, as texts that can be judged.
 
-`python -m tests.answers [NAME…]` judges them all on this machine, in its mode, and prints a table.
+`python -m tests.answers [NAME…]` judges them all on this machine, in its mode, and prints a table; with `--share 2/5`
+every fifth of them, from the second on.
 """
 
+import argparse
 import sys
 import tomllib
 import zlib
@@ -110,13 +112,17 @@ def table(caught: list[tuple[str, str, str, str]]) -> list[str]:
     return lines
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     from helpers.checks import judge
 
+    parser = argparse.ArgumentParser(prog="python -m tests.answers")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--share", default="1/1", metavar="I/N")
+    options = parser.parse_args(arguments)
+    first, step = map(int, options.share.split("/"))
+    chosen = [answer for answer in written() if not options.names or answer.exercise in options.names]
     caught, wrong, unjudged = [], 0, 0
-    for answer in written():
-        if names and answer.exercise not in names:
-            continue
+    for answer in chosen[first - 1 :: step]:
         verdict = judge(every()[answer.exercise], answer.text)
         problem = as_judged(answer, verdict)
         wrong += bool(problem)

@@ -120,7 +120,7 @@ def test_make_alone_lists_every_command():
 def test_commands_in_the_readme_exist():
     assert set(re.findall(r"(?:^|`|!|&& )make ([a-z][a-z-]*)", README, flags=re.MULTILINE)) <= TARGETS
     options = set(re.findall(r"\b([A-Z][A-Z_]+)=", README)) - {"HELPERS_MODE"}
-    assert options == {"EXTRAS", "TORCH", "PYTHON", "LAB_ARGS", "TEST_ARGS"}
+    assert options == {"EXTRAS", "TORCH", "PYTHON", "LAB_ARGS", "TEST_ARGS", "PART"}
     assert options == set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, flags=re.MULTILINE))
 
 
@@ -141,7 +141,7 @@ def test_modules_import_only_what_stands_before_them_in_the_list():
     order = listed.split(", ")
     package = ROOT / "helpers"
     modules = {path.relative_to(package).parts[0].removesuffix(".py") for path in package.rglob("*.py")}
-    assert modules - {"__init__", "__main__", "zygote"} == set(order)  # zygote is a program that child starts
+    assert modules - {"__init__", "__main__"} == set(order)
     for path in package.rglob("*.py"):
         parts = path.relative_to(package).parts
         name = parts[0].removesuffix(".py")
