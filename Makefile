@@ -12,7 +12,7 @@ pytest := $(run) pytest --nbval-lax
 notebooks := notebooks labs solutions
 
 .DEFAULT_GOAL := help
-.PHONY: help install lab labs test test-slow test-all test-gpu measure doctor clean
+.PHONY: help install lab labs test test-slow test-all test-gpu measure doctor site clean
 
 help:
 	@echo "make lab        install what is needed, then open the course in JupyterLab"
@@ -22,6 +22,7 @@ help:
 	@echo "make doctor     what this machine can run, and what mends each gap"
 	@echo "make measure    on a GPU: run the lessons, save their outputs and figures"
 	@echo "make labs       write labs/ from solutions/"
+	@echo "make site       the lessons as pages to read, in build/site/"
 	@echo "make install    create or update .venv only"
 	@echo "make clean      remove .venv and caches (your work in work/ stays)"
 	@echo "Options: EXTRAS=core|all  TORCH=cpu|cu126|cu130|system  PYTHON=python3.12  LAB_ARGS=--no-browser"
@@ -31,7 +32,7 @@ install:
 	  echo "There is no $(PYTHON) on this machine."; \
 	  echo "Mend: sudo apt-get install -y python3 python3-venv, or name another: make lab PYTHON=/path/to/python3.12"; \
 	  exit 1; }
-	@$(PYTHON) -I helpers/install.py --extras '$(EXTRAS)' --torch '$(TORCH)' \
+	@$(PYTHON) -I helpers/install.py --extras '$(EXTRAS)' --torch '$(TORCH)' $(add) \
 	  $(if $(filter command environment,$(firstword $(origin PYTHON))),--this-python)
 
 lab: install
@@ -57,6 +58,12 @@ measure: install
 # the exit status is the doctor's own: 0 when the course can run here
 doctor: install
 	@$(run) helpers doctor
+
+# what the pages need is no part of EXTRAS=all
+site: add := --add site
+site: install
+	@$(run) sphinx -q -W --keep-going -c site -d build/doctrees . build/site
+	@echo "Open build/site/index.html, or put that folder on any server."
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info

@@ -31,6 +31,9 @@ DISK = {("all", False): 14, ("all", True): 8, ("core", False): 11, ("core", True
 RUNGS = ["library", "tvm", "xla", "mojo", "cutlass"]
 """The extras that EXTRAS=all adds to EXTRAS=core."""
 
+BESIDE = ["site"]
+"""The extras that `all` leaves out, for those who teach: a command that needs one adds it, and it stays."""
+
 WSL = (
     "wsl --install -d Ubuntu-24.04; in its window: sudo apt-get update && sudo apt-get install -y git make g++ "
     "python3-venv; git clone the course there, then make lab"
@@ -102,14 +105,14 @@ def venv_problem():
 
 def disk_problem(extras="all", torch=""):
     """Free space in the checkout, where .venv will be."""
-    small = torch in ("cpu", "system")
-    need = DISK[extras if extras == "core" else "all", small]
+    small, core = torch in ("cpu", "system"), set(extras.split(",")) <= {"core", *BESIDE}
+    need = DISK["core" if core else "all", small]
     free = shutil.disk_usage(ROOT).free / GB
     if free >= need:
         return None
     smaller = "make lab TORCH=cpu" if not small and free >= DISK["all", True] else "make lab EXTRAS=core TORCH=cpu"
     sentence = f"The disk of {ROOT} has {free:.1f} GB free, and the installation takes {need} GB."
-    if free < DISK["core", True] or (extras == "core" and small):
+    if free < DISK["core", True] or (core and small):
         return sentence, "rm -rf ~/.cache/pip, or free space otherwise (du -sh ~/* | sort -h shows what is large)"
     return sentence, "free space, or install less: " + smaller
 
@@ -138,15 +141,16 @@ def check_choice(extras, torch):
         raise Problem(f"TORCH={torch} is no build of torch: it takes {values}.", "make lab TORCH=cpu")
     if torch.startswith("cu") and torch[2:].isdigit() and int(torch[2:]) < 126:
         raise Problem(f"TORCH={torch}: no torch that the course can use is built for it.", "make lab TORCH=cu126")
-    unknown = [name for name in extras.split(",") if name not in ["all", "core"] + RUNGS]
+    unknown = [name for name in extras.split(",") if name not in ["all", "core"] + RUNGS + BESIDE]
     if unknown:
-        known = "all, core, or some of {} with commas between".format(", ".join(RUNGS))
+        known = "all, core, or some of {} with commas between".format(", ".join(RUNGS + BESIDE))
         raise Problem(f"EXTRAS={extras}: there is no {unknown[0]}; it takes {known}.", "make lab EXTRAS=core")
 
 
 def requirement(extras, torch, cupy="cuda13"):
     """What pip is asked for, such as .[cuda13,dev]; and what is left out, in sentences. cupy: its extra, or empty."""
-    chosen = RUNGS if "all" in extras.split(",") else [name for name in extras.split(",") if name in RUNGS]
+    names = extras.split(",")
+    chosen = RUNGS if "all" in names else [name for name in names if name in RUNGS]
     told = []
     libc, version = platform.libc_ver()
     if "mojo" in chosen and libc == "glibc" and tuple(map(int, version.split(".")[:2])) < (2, 34):
@@ -154,7 +158,9 @@ def requirement(extras, torch, cupy="cuda13"):
         told.append(f"Mojo and MAX are left out: they need glibc 2.34, and this system has {version}.")
     if torch.startswith("cu") and int(torch[2:]) < 130:
         cupy = "cuda12"
-    return ".[{}]".format(",".join([name for name in [cupy] if name] + ["dev"] + chosen)), told
+    return ".[{}]".format(
+        ",".join([name for name in [cupy] if name] + ["dev"] + chosen + [name for name in names if name in BESIDE])
+    ), told
 
 
 def checksum(extras, torch):
@@ -201,11 +207,13 @@ def state():
     return "ready" if done.get("checksum") == checksum(asked["extras"], asked["torch"]) else "stale"
 
 
-def install(extras, torch, this_python):
-    """Bring .venv to what is asked for; empty strings keep what was chosen last time."""
+def install(extras, torch, this_python, add=()):
+    """Bring .venv to what is asked for, and `add`, some of BESIDE; empty strings keep what was chosen last time."""
     asked = read(venv("asked"))
     kept = [name for name in ("extras", "torch") if asked.get(name) and not {"extras": extras, "torch": torch}[name]]
+    before = (asked.get("extras") or "").split(",")
     extras, torch = extras or asked.get("extras") or "all", torch or asked.get("torch") or ""
+    extras = ",".join(dict.fromkeys([*extras.split(","), *add, *(name for name in before if name in BESIDE)]))
     check_choice(extras, torch)
     mine = dotted(sys.version_info[:2])
     other_python = this_python and asked.get("python", mine) != mine
@@ -216,7 +224,8 @@ def install(extras, torch, this_python):
             raise Problem(*problem)
     with locked() as lock:
         before, asked = state(), read(venv("asked"))  # again: another make may have changed them meanwhile
-        grown = asked.get("extras") in (extras, "core") and asked.get("torch") == torch and not other_python
+        lost = set((asked.get("extras") or "").split(",")) - {"core", *extras.split(",")}
+        grown = not lost and asked.get("torch") == torch and not other_python
         anew = before in ("absent", "broken") or not grown
         if before == "ready" and not anew and read(venv("installed"))["checksum"] == checksum(extras, torch):
             return  # another make did it while this one waited
@@ -338,11 +347,12 @@ def main():
     """Run one installation; returns the exit status."""
     parser = argparse.ArgumentParser(description="Make .venv and keep it up to date.")
     parser.add_argument("--extras", default="", help="all (the default), core, or some of: " + ", ".join(RUNGS))
+    parser.add_argument("--add", action="append", default=[], choices=BESIDE, help="an extra that all leaves out")
     parser.add_argument("--torch", default="", help="cpu, cu126, cu130, …, or system; default: pip's own choice")
     parser.add_argument("--this-python", action="store_true", help="make .venv anew where another Python made it")
     options = parser.parse_args()
     try:
-        install(options.extras.strip(), options.torch.strip(), options.this_python)
+        install(options.extras.strip(), options.torch.strip(), options.this_python, options.add)
     except Problem as problem:
         say(f"{problem.sentence}\nMend: {problem.mend}")
         return 1

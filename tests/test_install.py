@@ -66,6 +66,7 @@ Usage = namedtuple("Usage", "total used free")
         (12, "all", "", "make lab TORCH=cpu"),
         (7, "all", "cpu", "EXTRAS=core TORCH=cpu"),
         (7, "core", "cpu", None),
+        (7, "core,site", "cpu", None),
         (1, "core", "cpu", "pip"),
     ],
 )
@@ -94,6 +95,8 @@ def test_choices_that_mean_nothing(extras, torch):
         ("core", "cu126", "cuda13", ".[cuda12,dev]"),
         ("tvm,xla", "cu130", "cuda13", ".[cuda13,dev,tvm,xla]"),
         ("core", "system", "", ".[dev]"),
+        ("core,site", "", "cuda13", ".[cuda13,dev,site]"),
+        ("all,site", "", "cuda13", ".[cuda13,dev,library,tvm,xla,mojo,cutlass,site]"),
     ],
 )
 def test_what_pip_is_asked_for(monkeypatch, extras, torch, cupy, wanted):
@@ -132,7 +135,7 @@ def build_editable(folder, settings=None, metadata=None):
         time.sleep(0.05)
     info = "tiny-1.dist-info/"
     with zipfile.ZipFile(os.path.join(folder, "tiny-1-py3-none-any.whl"), "w") as wheel:
-        extras = "".join(f"Provides-Extra: {e}\\n" for e in ("cuda13", "dev", "tvm"))
+        extras = "".join(f"Provides-Extra: {e}\\n" for e in ("cuda13", "dev", "site", "tvm"))
         wheel.writestr("tiny.pth", os.getcwd())
         wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: tiny\\nVersion: 1\\n" + extras)
         wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
@@ -150,6 +153,7 @@ version = "1"
 [project.optional-dependencies]
 cuda13 = []
 dev = []
+site = []
 tvm = []
 """
 
@@ -201,9 +205,12 @@ def test_installs_once_then_is_quick_and_follows_changes(checkout):
     assert marker.exists()  # brought up to date in place
     make(checkout, "EXTRAS=tvm")
     assert marker.exists()  # more of the same
+    make(checkout, "add=--add site")  # as make site does
+    assert marker.exists()
     make(checkout, "EXTRAS=core")
-    assert not marker.exists()  # what is not asked for any more goes
-    assert json.loads((checkout / ".venv" / "asked").read_text())["extras"] == "core"
+    assert not marker.exists()  # what is not asked for any more goes, except what a command has added
+    assert json.loads((checkout / ".venv" / "asked").read_text())["extras"] == "core,site"
+    assert make(checkout, "EXTRAS=core") == ""
 
 
 @pytest.mark.slow
