@@ -62,6 +62,7 @@ doctor: install
 # what the pages need is no part of EXTRAS=all
 site: add := --add site
 site: install
+	@rm -rf build/site build/doctrees
 	@$(run) sphinx -q -W --keep-going -c site -d build/doctrees . build/site
 	@echo "Open build/site/index.html, or put that folder on any server."
 

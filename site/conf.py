@@ -44,6 +44,14 @@ def adapt(app, docname, source):
     source[0] = source[0].replace(".ipynb#cell-id=", ".html#")
 
 
+def keep_one_title(app, doctree):
+    """A lesson may have parts with headings as large as its title; on a page, and in the sidebar, it has one title."""
+    title, *parts = [node for node in doctree.children if isinstance(node, nodes.section)]
+    for part in parts:
+        doctree.remove(part)
+        title.append(part)
+
+
 def name_cells_and_figures(app, doctree):
     """Give a code cell its id, and a figure the description that was saved with it (show.Picture)."""
     found = [node for node in doctree.findall(nodes.container) if node.get("nb_element") == "cell_code"]
@@ -74,6 +82,7 @@ def name_front_page(app, failure):
 
 def setup(app):
     app.connect("source-read", adapt)
+    app.connect("doctree-read", keep_one_title, priority=400)  # before Sphinx notes the headings
     app.connect("doctree-read", name_cells_and_figures)
     app.connect("build-finished", name_front_page)
     app.add_html_math_renderer("mathml", (math, None), (math, None))

@@ -53,7 +53,7 @@ class Page(HTMLParser):
 
     def __init__(self, path: Path):
         super().__init__()
-        self.ids, self.links, self.loads, self.pictures = set(), [], [], []
+        self.ids, self.links, self.loads, self.pictures, self.titles = set(), [], [], [], 0
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attributes):
@@ -63,6 +63,7 @@ class Page(HTMLParser):
             self.links.append(found["href"])
         elif tag != "a":
             self.loads += [found[name] for name in ("src", "href") if found.get(name)]
+        self.titles += tag == "h1"
         if tag == "img":
             self.pictures.append(found.get("alt"))
 
@@ -80,6 +81,7 @@ def test_every_lesson_is_a_page_and_every_lab_a_download(site, pages):
         pages
     )
     assert {FRONT, "README.html", GLOSSARY, "search.html"} <= set(pages)
+    assert {name for name, page in pages.items() if page.titles != 1} <= {"search.html"}
     downloads = {path.name: path.read_bytes() for path in (site / "_downloads").rglob("*.ipynb")}
     assert downloads == {path.name: path.read_bytes() for path in (ROOT / "labs").glob("*.ipynb")}
 
