@@ -2,9 +2,9 @@
 
 import argparse
 import dataclasses
-import difflib
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     options = parser.parse_args(argv)
     try:
-        return options.do(options)
+        status = options.do(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # who read the output had enough of it, as head has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is flushed into it at exit either
+        return 128 + signal.SIGPIPE
     except machine.NotReady as problem:
         print(problem, file=sys.stderr)
         return 1
@@ -115,19 +120,15 @@ def _exercises(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from . import exercises
+    from . import checks, exercises
 
     every = exercises.every()
     if options.name not in every:
-        near = difflib.get_close_matches(options.name, every)
-        hint = f"Did you mean {' or '.join(near)}?" if near else "python -m helpers exercises lists them."
-        print(f"There is no exercise {options.name!r}. {hint}", file=sys.stderr)
+        print(checks.no_such(options.name), file=sys.stderr)
         return 2
     if not options.file.is_file():
         print(f"{options.file}: there is no such file", file=sys.stderr)
         return 2
-    from . import checks
-
     with redirect_stdout(sys.stderr):  # what is said while it goes on is no part of the verdict
         verdict = checks.check_file(every[options.name], options.file, seed=options.seed, sanitize=options.sanitize)
         verdict = checks.remembered(every[options.name], verdict)

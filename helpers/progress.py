@@ -89,7 +89,8 @@ def summary():
     passed = sum(bool(known.get(e.name, Entry()).passed) for e in every)
     coming = following()
     then = f"Next: {coming.name} in {coming.lab}." if coming else "There is nothing left to do."
-    return show.table(rows, caption=f"{passed} of {len(every)} exercises passed. {then}")
+    said = f"{passed} of {len(every)} exercises passed. {then} The labs stand in the order that README recommends."
+    return show.table(rows, caption=said)
 
 
 def _state(entry: Entry) -> str:

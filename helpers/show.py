@@ -38,6 +38,12 @@ def _escape(text: str) -> str:
     return html.escape(text).replace("$", "<span>$</span>")
 
 
+def _folding(text: str, longest: int = 30) -> str:
+    """HTML whose words beyond so many characters may be folded at an underscore: the names of generated kernels would
+    make a table wider than the page, which is cut off there."""
+    return re.sub(rf"\S{{{longest + 1},}}", lambda word: word[0].replace("_", "_<wbr>"), text)
+
+
 def note(text: str, kind: str = "note") -> None:
     """Show one line of text. kind: "note" or "warning"."""
     colour = {"note": "#0072B2", "warning": "#D55E00"}[kind]
@@ -57,13 +63,14 @@ def table(rows: list[dict], columns: list[str] | None = None, caption: str = "")
     cells = [[number(row.get(c, "")) for c in columns] for row in rows]
     right = [all(_is_number(r.get(c, 0)) for r in rows) for c in columns]
     head = "".join(
-        f'<th style="{_CELL.format("right" if r else "left")}">{_escape(c)}</th>'
+        f'<th style="{_CELL.format("right" if r else "left")}">{_folding(_escape(c), 0)}</th>'
         for c, r in zip(columns, right, strict=True)
     )
     body = "".join(
         "<tr>"
         + "".join(
-            f'<td style="{_CELL.format("right" if r else "left")}">{_escape(v).replace(" × ", "&nbsp;×&nbsp;")}</td>'
+            f'<td style="{_CELL.format("right" if r else "left")}">'
+            f"{_folding(_escape(v).replace(' × ', '&nbsp;×&nbsp;'))}</td>"
             for v, r in zip(row, right, strict=True)
         )
         + "</tr>"

@@ -95,6 +95,40 @@ def test_what_cannot_be_judged_here_is_status_3(unsolved, monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["passed"] is None
 
 
+def test_another_lab_s_notebook_is_told_which_lab_holds_the_exercise(capsys):
+    other = ROOT / "labs" / "01_measuring.ipynb"
+    assert command("check", NAME, other) == 1
+    said = capsys.readouterr().out
+    assert f"looked in the code cells of labs/{other.name}. The exercise {NAME} is in the lab {EXERCISE.lab}." in said
+    assert f"Next: Write `{EXERCISE.entry}` in {EXERCISE.lab}.ipynb, run its cell there" in said
+
+
+def test_a_name_that_is_bound_nowhere_is_to_be_bound(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(f"def {EXERCISE.entry}(*inputs):\n    return fill(*inputs)")
+    assert command("check", NAME, tmp_path / "mine.py") == 1
+    said = capsys.readouterr().out
+    assert "Next: Bind `fill` at the top level of a cell or file" in said and "is in the lab" not in said
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    env = {**os.environ, "PYTHONPATH": machine.python_path()}
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as nobody:
+        done = subprocess.run([sys.executable, "-m", "helpers", "progress"], cwd=ROOT, env=env, stdout=nobody,
+                              stderr=subprocess.PIPE, text=True)  # fmt: skip
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_mistyped_name_in_a_notebook_is_a_sentence_and_raises_only_where_a_check_must(monkeypatch, capsys):
+    for ask in (checks.check, checks.solution):
+        ask(NAME[:-1])
+        assert capsys.readouterr().out.startswith(f"Warning: There is no exercise {NAME[:-1]!r}. Did you mean {NAME}")
+    monkeypatch.setenv("HELPERS_STRICT", "1")
+    with pytest.raises(checks.NoSuchExercise, match="python -m helpers exercises lists them"):
+        checks.check("%%%")
+
+
 def test_misuse_is_status_2_and_names_what_is_near(unsolved, tmp_path, capsys):
     assert command("check", NAME[:-1], unsolved) == 2
     assert f"Did you mean {NAME}" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from jupyter_client.manager import KernelManager
 
 from helpers import ROOT, child, machine, notebooks
 from helpers.checks import Finding, Verdict, judge, rules, sanitizer
-from helpers.checks.findings import failed, raised
+from helpers.checks.findings import failed, place, raised
 from helpers.checks.judge import Stopped, Trial
 from helpers.exercises import every
 from tests.answers import edited, solved
@@ -62,6 +62,8 @@ class Fault:
         last = next(i for i, line in enumerate(lines) if at in line)
         first = max((i for i, line in enumerate(lines[:last]) if line.startswith("def ")), default=last)
         name = lines[first].removeprefix("def ").partition("(")[0]
+        while lines[first - 1].startswith("@"):  # a learner counts from there
+            first -= 1
         return f"line {last - first + 1} of `{name}` (`{lines[last].strip()}`)"
 
 
@@ -326,6 +328,14 @@ def test_a_compiler_that_crashes_is_told_from_an_answer_that_does():
         trace += '  File "answer.py", line 1 in f'
         found = failed({}, child.Result(None, "", trace, None, 11, False, 0.1), "def f(): pass")
         assert found.kind == kind and found.message.startswith(f"{said} in line 1 of `f`")
+
+
+def test_lines_are_counted_from_the_first_that_a_learner_wrote():
+    text = "import triton\n\n\n@triton.autotune(\n    [], [])\n@triton.jit\ndef f(x):\n    y = x\n    z = y\n\nz = 1\n"
+    assert place(text, 9) == "line 6 of `f` (`z = y`)" and place(text, 4).startswith("line 1 of `f`")
+    assert place(text, 11) == "`z = 1`" and place(text, 99) == "your code"
+    text = "class A:\n    x = 1\n\n    @property\n    def b(self):\n        return 1 / 0\n"
+    assert place(text, 6) == "line 3 of `b` (`return 1 / 0`)" and place(text, 2) == "line 2 of `A` (`x = 1`)"
 
 
 def test_what_a_gpu_says_comes_in_one_sentence():

@@ -161,6 +161,14 @@ def test_a_timeline_says_who_was_busy_when():
     texts_inside(picture.figure)
 
 
+def test_a_sliver_that_takes_no_time_says_so():
+    spans = [plots.Span("copies", "copy", t, t + 1e-6) for t in (1, 2)] + [plots.Span("unit", "product", 2, 9)]
+    (legend,) = plots.timeline(spans).figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["copy (takes no time)", "product"]
+    (legend,) = plots.timeline([*spans, plots.Span("copies", "copy", 3, 4)]).figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["copy", "product"]
+
+
 def pixels(explorer) -> bytes:
     image = re.search(r'base64,([^"]+)"', explorer.picture.value).group(1)
     assert base64.b64decode(image).startswith(b"\x89PNG")
@@ -210,6 +218,17 @@ def test_a_ladder_is_told_by_its_parts():
     assert picture.text.startswith("GEMM: parts of cuBLAS, higher is better. fp32: 01 naive 0.5; bf16: 10 wmma not rec")
     assert len([p for p in picture.figure.axes[0].patches if p.get_height()]) == 2  # a bar and the frame of the chosen
     texts_inside(picture.figure)
+
+
+@pytest.mark.parametrize("value", [0.93, 0.97, 0.999, 1.0, 1.04])
+def test_no_label_of_a_ladder_is_struck_by_the_dashed_line(value):
+    near = Measurement(value, "of cuBLAS", value, value, 9)
+    figure = plots.ladder([("01 naive", "fp32", ladder()[0].fraction), ("16 walks", "bf16", near)]).figure
+    axes = figure.axes[0]
+    figure.canvas.draw()
+    label = next(text for text in axes.texts if text.get_text() == f"{value:.2f}").get_window_extent()
+    line = axes.transData.transform((0, 1))[1]
+    assert not label.y0 <= line <= label.y1
 
 
 def test_the_explorer_of_the_ladder_says_what_is_known_of_a_rung():

@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -97,7 +98,9 @@ def test_the_summary_names_state_last_finding_and_the_next_exercise():
     progress.record(verdict("reduce", "race", "Threads 0 and 32 write to shared[0]."))
     progress.reveal("reduce")
     lines = str(progress.summary()).splitlines()
-    assert lines[0] == "1 of 4 exercises passed. Next: reduce in 08_cuda."
+    assert lines[0].startswith(
+        "1 of 4 exercises passed. Next: reduce in 08_cuda. The labs stand in the order that README"
+    )
     rows = [" ".join(line.split()) for line in lines[1:]]
     assert rows == [
         "lab exercise core state last finding",
@@ -106,6 +109,11 @@ def test_the_summary_names_state_last_finding_and_the_next_exercise():
         "08_cuda reduce core tried 2 times, solution seen race: Threads 0 and 32 write to shared[0].",
         "06_matmul matmul core",
     ]
+
+
+def test_the_path_is_the_readme_s():
+    [line] = [line for line in (ROOT / "README.md").read_text().splitlines() if "**Recommended path:**" in line]
+    assert tuple(re.findall(r"\b\d\d\b", line)) == progress.PATH
 
 
 def test_a_damaged_file_is_set_aside_and_said_so(file, capsys):

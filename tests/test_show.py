@@ -27,6 +27,13 @@ def updates(cell: str) -> list[str]:
     return seen
 
 
+def test_headings_and_long_names_may_be_folded():
+    made = show.table([{"gemm_fusion_dot, first": 1, "a_b": "x_y; triton_red_fused_softmax_copy_view_0"}])
+    assert "gemm_<wbr>fusion_<wbr>dot, first</th>" in made.html
+    assert "x_y; triton_<wbr>red_<wbr>fused_<wbr>softmax_<wbr>copy_<wbr>view_<wbr>0</td>" in made.html
+    assert str(made).splitlines()[0].split("  ") == ["gemm_fusion_dot, first", "a_b"]
+
+
 @pytest.mark.parametrize(
     "work",
     ["with show.working('slow work'): time.sleep({})", "for _ in show.progress(3, 'slow work'): time.sleep({} / 2)"],

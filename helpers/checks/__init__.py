@@ -5,7 +5,19 @@ is compared here, with references the child cannot see, after the child is dead.
 """
 
 from .judge import check_file, judge
-from .notebook import NotPassed, check, progress, remembered, solution
+from .notebook import NoSuchExercise, NotPassed, check, no_such, progress, remembered, solution
 from .verdict import Finding, Verdict
 
-__all__ = ["Finding", "NotPassed", "Verdict", "check", "check_file", "judge", "progress", "remembered", "solution"]
+__all__ = [
+    "Finding",
+    "NoSuchExercise",
+    "NotPassed",
+    "Verdict",
+    "check",
+    "check_file",
+    "judge",
+    "no_such",
+    "progress",
+    "remembered",
+    "solution",
+]

@@ -1,5 +1,6 @@
 """What a call left, and how its process ended, as findings: all but the values, which `compare` looks at."""
 
+import ast
 import dataclasses
 import re
 import signal
@@ -185,14 +186,20 @@ def still(stderr: str, text: str) -> str:
 
 
 def place(text: str, number: int) -> str:
-    """A line of an answer's text as its reader counts: from the `def` or `class` that it stands in."""
+    """A line of an answer's text as its reader counts: from the first line, decorators too, of the function or class
+    that it stands in."""
     lines = text.splitlines()
     quoted = f"`{lines[number - 1].strip()}`" if 0 < number <= len(lines) else ""
-    for first in range(min(number, len(lines)), 0, -1):
-        m = re.match(r"(\s*)(?:def|class) (\w+)", lines[first - 1])
-        if m and (first == number or re.match(rf"{m[1]}\s", lines[number - 1])):
-            return f"line {number - first + 1} of `{m[2]}`" + f" ({quoted})" * bool(quoted)
-    return quoted or "your code"
+    around = [
+        (min([node.lineno, *(d.lineno for d in node.decorator_list)]), node)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    around = [(first, node.name) for first, node in around if first <= number <= node.end_lineno]
+    if not around:
+        return quoted or "your code"
+    first, name = max(around)
+    return f"line {number - first + 1} of `{name}`" + f" ({quoted})" * bool(quoted)
 
 
 def owner(lines: list[str], number: int) -> str:

@@ -90,7 +90,7 @@ def check_file(exercise: Exercise, path: Path, **options) -> Verdict:
     try:
         text = answer_text(exercise, Path(path))
     except (source.Missing, SyntaxError, ValueError, KeyError) as error:
-        return unread(exercise, error)
+        return unread(exercise, error, Path(path))
     return judge(exercise, text, **options)
 
 
@@ -109,16 +109,24 @@ def import_cell(exercise: Exercise) -> str:
     return next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
 
 
-def unread(exercise: Exercise, error: Exception) -> Verdict:
-    """The verdict on an answer whose text could not be had whole: `source.Missing`, or what reading it raised."""
+def unread(exercise: Exercise, error: Exception, path: Path | None = None) -> Verdict:
+    """The verdict on an answer whose text could not be had whole: `source.Missing`, or what reading it raised.
+
+    path: the file that was read; without it, the answer was looked for in the running notebook.
+    """
     if not isinstance(error, source.Missing):
         finding = Finding("syntax", str(error))
     elif GAP.search(error.text):
         finding = Finding("not-attempted", f"Your code is still missing in `{exercise.entry}`: {error}")
     elif error.unreadable and exercise.entry in error.names:
         finding = Finding("syntax", f"{error} {unreadable(error.unreadable)}")
+    elif exercise.entry in error.names and (path is None or path.suffix == ".ipynb" and exercise.lab not in path.stem):
+        said = f"{error} The exercise {exercise.name} is in the lab {exercise.lab}."
+        step = f"Write `{exercise.entry}` in {exercise.lab}.ipynb, run its cell there, and check it there."
+        finding = Finding("exception", said, next=step)
     else:
-        finding = Finding("exception", str(error))
+        step = f"Bind {', '.join(f'`{name}`' for name in error.names)} at the top level of a cell or file, not inside"
+        finding = Finding("exception", str(error), next=f"{step} a function, and check again.")
     return Verdict(exercise.name, False, (finding,), "gpu" if machine.gpu() else "cpu", 0.0)
 
 

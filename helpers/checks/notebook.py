@@ -18,6 +18,10 @@ class NotPassed(machine.Plain, AssertionError):
     """An answer that did not pass, where a check must raise: HELPERS_STRICT=1, or under nbgrader."""
 
 
+class NoSuchExercise(machine.Plain, LookupError):
+    """A name that no exercise has."""
+
+
 def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = False) -> None:
     """Judge an answer and show the verdict: `check("row-softmax", row_softmax)`.
 
@@ -25,10 +29,12 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
     last run. seed: that of an earlier verdict, to see the same inputs again. sanitize: on a GPU, ask NVIDIA's
     compute-sanitizer too (a minute). For a learner it never raises, so that *Run all* goes on; with HELPERS_STRICT=1
     and under nbgrader it raises `NotPassed`: for what only other hardware or a package that is not here can judge,
-    under nbgrader alone. Stopped by the learner, it says where the answer was, and raises `Stopped`, a
+    under nbgrader alone. A name that no exercise has raises `NoSuchExercise` there, and is a warning for a learner.
+    Stopped by the learner, it says where the answer was, and raises `Stopped`, a
     KeyboardInterrupt.
     """
-    exercise = _exercise(name)
+    if not (exercise := _exercise(name)):
+        return
     entry = getattr(answer, "__name__", exercise.entry)
     try:
         text = source.live(entry)
@@ -55,7 +61,8 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
 
 def solution(name: str, sure: bool = False) -> None:
     """Show the course's answer: after you have passed, or when you are sure that you want to see it."""
-    exercise = _exercise(name)
+    if not (exercise := _exercise(name)):
+        return
     if not (sure or memory.of(name).passed):
         show.note(f'You have not passed {name} yet. To see the answer all the same: solution("{name}", sure=True)')
         return
@@ -70,13 +77,20 @@ def progress() -> None:
     display(memory.summary())
 
 
-def _exercise(name: str) -> Exercise:
-    try:
+def _exercise(name: str) -> Exercise | None:
+    """The exercise; None, and a sentence that names near ones, where a learner mistyped it."""
+    if name in every():
         return every()[name]
-    except KeyError:
-        near = difflib.get_close_matches(name, every(), 3)
-        hint = f"Near: {', '.join(near)}." if near else "python -m helpers exercises lists them."
-        raise LookupError(f"There is no exercise {name!r}. {hint}") from None
+    if _strict():
+        raise NoSuchExercise(no_such(name))
+    show.note(no_such(name), kind="warning")
+
+
+def no_such(name: str) -> str:
+    """A sentence for a name that no exercise has."""
+    near = difflib.get_close_matches(name, every(), 3)
+    hint = f"Did you mean {' or '.join(near)}?" if near else "python -m helpers exercises lists them."
+    return f"There is no exercise {name!r}. {hint}"
 
 
 def _strict() -> bool:

@@ -44,12 +44,14 @@ class Finding:
 
     caught_by: "text" (reading it), "guards" (the interpreter's, the CUDA runner's or the GPU's), "values" (comparing),
     "counts" (of operators, launches, bytes), "compiler", "process" (how it ended), "timer" or "compute-sanitizer".
+    next: the step to take, where it is another than `NEXT` has for the kind.
     """
 
     kind: str
     message: str
     details: dict[str, Any] = field(default_factory=dict)
     caught_by: str = ""
+    next: str = ""
 
     def __post_init__(self):
         if self.kind not in NEXT:
@@ -90,6 +92,11 @@ class Verdict:
         return self.findings[0].caught_by if self.findings else ""
 
     @property
+    def next(self) -> str:
+        """The step that the first finding asks for; "" where there is none."""
+        return (self.findings[0].next or NEXT[self.kind]) if self.findings else ""
+
+    @property
     def headline(self) -> str:
         if self.passed:
             return "passed" if self.mode == "gpu" else "passed in CPU mode; not run on a GPU"
@@ -124,7 +131,7 @@ class Verdict:
         lines = [f"{self._look[0]} {self.exercise}: {self.headline} ({self.seconds:.1f} s)"]
         lines += [f"  {f.message}" for f in self.findings]
         if self.findings:
-            lines.append(f"  Next: {NEXT[self.kind]}")
+            lines.append(f"  Next: {self.next}")
         lines += [f"  judged: {self.judged}"] * bool(self.judged)
         lines += [f"  checked: {said}" for said in self.checked]
         lines += [f"  not checked: {said}" for said in self.unchecked]
@@ -144,7 +151,7 @@ class Verdict:
             f'<div style="white-space:pre-wrap;padding-top:4px">{_say(f.message)}</div>' for f in self.findings
         )
         if self.findings:
-            body += f'<div style="padding-top:4px"><i>Next:</i> {_say(NEXT[self.kind])}</div>'
+            body += f'<div style="padding-top:4px"><i>Next:</i> {_say(self.next)}</div>'
         if self.hint:
             body += f'<div style="white-space:pre-wrap;padding-top:4px"><i>{_say(self.hint)}</i></div>'
         small = [

@@ -159,6 +159,7 @@ def ladder(
     figure, axes = blank(title, height=4.2, source=where)
     parts = list(dict.fromkeys(part for _, part, _ in steps))
     said = {part: [] for part in parts}
+    top = max([1.0, *(m.high for *_, m in steps if known(m.high))])
     for x, (name, part, measurement) in enumerate(steps):
         color, hatch = PALETTE[parts.index(part) % len(PALETTE)], ("", "//", "..")[parts.index(part) % 3]
         there = known(measurement.value)
@@ -170,7 +171,10 @@ def ladder(
             if name == chosen:
                 axes.bar(x, measurement.value, 0.75, fill=False, edgecolor=BLACK, linewidth=2.2)
             axes.errorbar(x, measurement.value, yerr=spread, color=BLACK, capsize=2, linewidth=1)
-        axes.annotate(f"{measurement.value:.2f}" if there else "?", (x, measurement.value if there else 0), (0, 5),
+        # the label of a bar that ends just below the dashed line stands above that line
+        across = there and 0 <= 1 - measurement.value < 0.06 * top
+        axes.annotate(f"{measurement.value:.2f}" if there else "?",
+                      (x, 1 if across else measurement.value if there else 0), (0, 5),
                       textcoords="offset points", ha="center", fontsize=8, fontweight=bold,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6})  # fmt: skip
         said[part].append(f"{name} {number(measurement.value) if there else MISSING}")
@@ -179,7 +183,6 @@ def ladder(
     axes.set_xticks(range(len(steps)), names)
     for tick, (name, *_) in zip(axes.get_xticklabels(), steps, strict=True):
         tick.set_fontweight("bold" if name == chosen else "normal")
-    top = max([1.0, *(m.high for *_, m in steps if known(m.high))])
     axes.set(xlabel="rung", ylabel=f"part of {whole}", ylim=(0, top * 1.12), xlim=(-0.7, len(steps) - 0.3))
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))

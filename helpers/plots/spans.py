@@ -25,18 +25,21 @@ def timeline(
     xlabel: str = "",
     order: Sequence[str] = (),
 ) -> show.Picture:
-    """Rows of blocks over time, or over what xlabel says. marks: label -> time of a vertical dashed line (where a
+    """Rows of blocks over time, or over what xlabel says. What takes no time is drawn as a sliver, and the legend says
+    so. marks: label -> time of a vertical dashed line (where a
     stopwatch was read). order: labels that keep their colours from one chart to the next."""
     spans = list(spans)
     rows = list(dict.fromkeys(span.row for span in spans))
     labels = [label for label in dict.fromkeys([*order, *(span.label for span in spans)]) if label != "wait"]
     first, last = min(span.start for span in spans), max(span.end for span in spans)
+    instants = {s.label for s in spans} - {s.label for s in spans if s.end - s.start > (last - first) / 1e4}
     figure, axes = blank(title, height=1.6 + 0.55 * len(rows))
     for span in spans:
         color = "0.75" if span.label == "wait" else PALETTE[labels.index(span.label) % len(PALETTE)]
         # blocks that touch are told apart by a white edge, which would swallow a sliver
         width, sliver = span.end - span.start, (last - first) / 200
-        axes.barh(rows.index(span.row), max(width, sliver), left=span.start, height=0.6, label=span.label, color=color,
+        label = f"{span.label} (takes no time)" if span.label in instants else span.label
+        axes.barh(rows.index(span.row), max(width, sliver), left=span.start, height=0.6, label=label, color=color,
                   edgecolor="white" if width > 3 * sliver else color, linewidth=1.5)  # fmt: skip
     for label, at in (marks or {}).items():
         axes.axvline(at, color=BLACK, linestyle="--", linewidth=1.3)
