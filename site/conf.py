@@ -10,7 +10,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 project = html_title = "The ladder of GPU kernels"
 extensions = ["myst_nb"]
 root_doc = "README"
-include_patterns = ["*.md", "notebooks/*"]
+include_patterns = ["*.md", "notebooks/*", "workshop/*.md"]
 exclude_patterns = [".*", "work", "build", "labs", "solutions", "helpers", "tests", "site", "**/.ipynb_checkpoints"]
 
 nb_execution_mode = "off"
@@ -26,22 +26,13 @@ html_copy_source = html_show_sourcelink = html_use_index = False
 html_math_renderer = "mathml"
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-contrast-dark"
 
-CONTENTS = """
-```{toctree}
-:hidden:
-:glob:
-:titlesonly:
-notebooks/[0-9]*
-notebooks/glossary
-CONTRIBUTING
-```
-"""
-
 
 def adapt(app, docname, source):
     """Name the pages for the sidebar, on the front page; link to a lab as a download, and to a cell by its id."""
-    source[0] = re.sub(r"\]\(((?:\.\./)?labs/)", r"](path:\1", source[0]) + CONTENTS * (docname == root_doc)
-    source[0] = source[0].replace(".ipynb#cell-id=", ".html#")
+    source[0] = re.sub(r"\]\(((?:\.\./)?labs/)", r"](path:\1", source[0]).replace(".ipynb#cell-id=", ".html#")
+    if docname == root_doc:
+        pages = sorted(app.env.found_docs - {root_doc}, key=lambda name: (not name.startswith("notebooks/"), name))
+        source[0] += "\n".join(["", "```{toctree}", ":hidden:", ":titlesonly:", *pages, "```", ""])
 
 
 def keep_one_title(app, doctree):
@@ -74,6 +65,12 @@ def math(self, node):
     raise nodes.SkipNode
 
 
+def name_language(app, name, template, context, doctree):
+    """So that a screen reader speaks Chinese where it should."""
+    if name == "README.zh":
+        context["body"] = f'<div lang="zh-Hans">{context["body"]}</div>'
+
+
 def name_front_page(app, failure):
     """A server shows index.html first."""
     if not failure:
@@ -84,6 +81,7 @@ def setup(app):
     app.connect("source-read", adapt)
     app.connect("doctree-read", keep_one_title, priority=400)  # before Sphinx notes the headings
     app.connect("doctree-read", name_cells_and_figures)
+    app.connect("html-page-context", name_language)
     app.connect("build-finished", name_front_page)
     app.add_html_math_renderer("mathml", (math, None), (math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
