@@ -16,7 +16,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,6 +116,18 @@ def build(code: str, arch: str, *, main: str = "", seconds: float = 300) -> Buil
         entry = (re.search(r"\.entry\s+([\w$]+)", text) or re.search(r"\.amdhsa_kernel\s+(\S+)", text))[1]
         kernels.append(Kernel(_function(entry, code + main), entry, arch, text))
     return Built(arch, tuple(kernels), float((folder / "seconds").read_text()))
+
+
+def ahead(wanted: Iterable[tuple[str, str]]) -> None:
+    """Compile several (code, arch) side by side, so that `build` finds them; what is refused is left for it to say."""
+
+    def one(pair):
+        with suppress(CompileError):
+            build(*pair)
+
+    if not problem():
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(one, wanted))
 
 
 def module(code: str, name: str, *, seconds: float = 300):

@@ -108,6 +108,24 @@ def test_what_mojo_refuses_is_said_at_the_readers_line():
 
 
 @mojo_is_here
+def test_what_is_refused_ahead_keeps_no_other_from_being_compiled(monkeypatch):
+    asked = []
+
+    def build(code, arch):
+        asked.append((code, arch))
+        if code == "wrong":
+            raise mojo.CompileError(code, [(1, "refused")], "", "This Mojo does not compile.")
+
+    monkeypatch.setattr(mojo, "build", build)
+    monkeypatch.setattr(mojo, "problem", lambda: None)
+    wanted = [("wrong", "sm_90a"), ("right", "sm_90a"), ("right", "gfx942")]
+    mojo.ahead(wanted)
+    assert sorted(asked) == sorted(wanted)
+    monkeypatch.setattr(mojo, "problem", lambda: machine.NotReady("no Mojo", "make lab"))
+    mojo.ahead(wanted)
+    assert len(asked) == 3
+
+
 def test_a_program_prints_and_one_that_fails_says_so():
     assert mojo.run("def main():\n    print(6 * 7)\n") == "42\n"
     with pytest.raises(mojo.Failed, match="too large"):

@@ -362,7 +362,7 @@ two_ways_to_split = Exercise(
     seconds=20,
     cases=(
         Case("2 rows of 3000 between 6 blocks", lambda d: _two(d, 2, 3000, 6), seen=True),
-        Case("3 rows of 1001 between 4 blocks: no equal parts", lambda d: _two(d, 3, 1001, 4), seen=True),
+        Case("3 rows of 1003 between 4 blocks: no equal parts", lambda d: _two(d, 3, 1003, 4), seen=True),
         Case("one row of 5003 between 37 blocks", lambda d: _two(d, 1, 5003, 37), kind="outliers"),
         Case("1 block a row: nothing is split", lambda d: _two(d, 5, 700, 1)),
         Case("more blocks than elements: some have nothing", lambda d: _two(d, 3, 7, 12)),
