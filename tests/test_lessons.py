@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers import ROOT, notebooks
+from helpers import ROOT, exercises, notebooks
 
 LESSONS = [*notebooks.lessons(), *sorted((ROOT / "labs").glob("*.ipynb"))]
 each_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -118,7 +118,81 @@ def test_lessons_link_only_to_what_is_copied_into_work(path):
     assert not outside
 
 
+# ---- README's tables say what the notebooks' first cells say ------------------------------------------------------
+
+README = (ROOT / "README.md").read_text()
+SHOWN = [path for path in LESSONS if path.parent.name != "solutions"]
+
+
+def number(path: Path) -> str:
+    """Of "12_2_dispatcher.ipynb" 12_2."""
+    return re.match(r"\d\d(_\d)?", path.name)[0]
+
+
+def opening(path: Path) -> str:
+    return read(path).cells[0].source
+
+
+def minutes(path: Path, core: bool = False) -> int:
+    """What the first cell says that a lesson or lab takes; 0 where it says nothing of a lab's core exercises."""
+    text = opening(path).replace("about two hours", "about 120 minutes")
+    found = re.search(r"core exercises (?:take )?about (\d+)" if core else r"about (\d+)\s+minutes", text)
+    return int(found[1]) if found else 0
+
+
+def hardware(path: Path) -> str:
+    """The part of the first cell that follows the word."""
+    return re.search(r"\*\*Hardware[:.]?\*\*(.*?)(?=\*\*|\Z)", opening(path), re.DOTALL)[1]
+
+
+def machines(lesson: Path) -> str:
+    """One row of README's table: a lesson and its lab by their rung, exercises, minutes, and what they need."""
+    lab = ROOT / "labs" / lesson.name
+    asked = [e for e in exercises.every().values() if e.lab == lesson.stem]
+    said = [hardware(path) for path in (lesson, lab) if path.exists()]
+    assert all(re.search(r"CPU mode|\bnone\b|^\W*None", one) for one in said), f"{lesson}: does it run without a GPU?"
+    needs = [f"in part {word}" for word, sign in (("Hopper", r"Hopper|sm_90"), ("8.9", r"8\.9"))
+             if any(re.search(sign, one) for one in said)]  # fmt: skip
+    rungs = ", ".join(dict.fromkeys(e.rung for e in asked))
+    gpu = "none" if all(re.match(r"\W*None\.", one) for one in said) else "; ".join(["T4 or later", *needs])
+    left = ", ".join(f"`{e.name}`" for e in asked if e.needs)
+    cells = [number(lesson), rungs or "all", gpu, f"all but {left}" if left else "all"]
+    if asked:
+        core, whole = minutes(lab, core=True), str(minutes(lab))
+        count = f"[{len(asked)}](labs/{lab.name}): {', '.join(f'`{e.name}`' for e in asked if e.core)}"
+        cells += [count, f"{whole}, core {core}" if core else whole]
+    else:
+        cells += ["", ""]
+    return " | ".join(["", *cells, ""]).strip()
+
+
 def test_the_readme_lists_every_lesson_and_lab():
     readme = prose(ROOT / "README.md")
-    names = {f"{path.parent.name}/{path.name}" for path in LESSONS if path.parent.name != "solutions"}
+    names = {f"{path.parent.name}/{path.name}" for path in SHOWN}
     assert not {name for name in names if f"]({name})" not in readme}
+
+
+@pytest.mark.parametrize("path", notebooks.lessons(), ids=lambda path: path.stem)
+def test_the_readme_has_a_lesson_s_minutes(path):
+    if path.parent.name == "notebooks":
+        [row] = [line for line in README.splitlines() if line.startswith("| [") and f"](notebooks/{path.name})" in line]
+        assert row.split("|")[-2].strip() == str(minutes(path)), row
+
+
+def test_the_readme_s_table_of_labs_and_machines_is_what_the_notebooks_say():
+    """Mended by pasting the rows that are expected."""
+    rows = [line for line in README.splitlines() if re.match(r"\| \d\d(_\d)? \|", line)]
+    expected = [machines(path) for path in SHOWN if path.parent.name == "notebooks"]
+    assert rows == expected, "\n".join(["README's table should be:", *expected])
+
+
+def test_a_syllabus_fits_into_its_hours():
+    """Whole lessons, labs, and core exercises of labs, as `01`, `lab 05`, `lab 05 (core)`."""
+    rows = re.findall(r"^\| (\d) hours \| ([^|]+) \| (\d+) \|", README, re.MULTILINE)
+    assert [int(hours) for hours, *_ in rows] == [2, 4, 8]
+    for hours, plan, said in rows:
+        total = 0
+        for lab, which, core in re.findall(r"(lab )?\b(\d\d)\b( \(core\))?", plan):
+            [path] = (ROOT / ("labs" if lab else "notebooks")).glob(f"{which}_[a-z]*.ipynb")
+            total += minutes(path, core=bool(core))
+        assert total == int(said) <= 60 * int(hours), (hours, total)

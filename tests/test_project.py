@@ -124,6 +124,13 @@ def test_commands_in_the_readme_exist():
     assert options == set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, flags=re.MULTILINE))
 
 
+def test_the_readme_tells_each_command_of_the_course():
+    named = re.findall(r'commands\.add_parser\(\s*"(\w+)"', (ROOT / "helpers" / "__main__.py").read_text())
+    assert len(named) > 9
+    table = re.findall(r"^\| `python -m helpers (\w+)", README, flags=re.MULTILINE)
+    assert sorted(set(table)) == sorted(named)
+
+
 def test_licence_is_the_one_that_is_declared():
     assert PROJECT["license"] == "Apache-2.0"
     text = (ROOT / "LICENSE").read_text()
