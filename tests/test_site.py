@@ -27,7 +27,8 @@ pytestmark = pytest.mark.slow
 AXE = "4.14.1"
 """The version of axe-core that looks at the pages; HELPERS_AXE names an axe.min.js where there is no npm."""
 
-FRONT, LESSON, GLOSSARY = "index.html", "notebooks/01_measuring.html", "notebooks/glossary.html"
+FRONT, CHINESE = "index.html", "README.zh.html"
+LESSON, GLOSSARY = "notebooks/01_measuring.html", "notebooks/glossary.html"
 
 
 def need(there: object, sentence: str) -> None:
@@ -80,7 +81,7 @@ def test_every_lesson_is_a_page_and_every_lab_a_download(site, pages):
     assert {f"notebooks/{path.stem}.html" for path in notebooks.lessons() if path.parent.name == "notebooks"} <= set(
         pages
     )
-    assert {FRONT, "README.html", GLOSSARY, "search.html"} <= set(pages)
+    assert {FRONT, "README.html", CHINESE, GLOSSARY, "search.html"} <= set(pages)
     assert {name for name, page in pages.items() if page.titles != 1} <= {"search.html"}
     downloads = {path.name: path.read_bytes() for path in (site / "_downloads").rglob("*.ipynb")}
     assert downloads == {path.name: path.read_bytes() for path in (ROOT / "labs").glob("*.ipynb")}
@@ -178,7 +179,7 @@ def axe(tmp_path_factory):
 
 @pytest.mark.parametrize("width", [1300, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", [FRONT, LESSON, GLOSSARY])
+@pytest.mark.parametrize("name", [FRONT, CHINESE, LESSON, GLOSSARY])
 def test_axe_finds_no_serious_violation(chromium, axe, name, scheme, width):
     page = chromium(name, scheme, width)
     page.evaluate(axe)
@@ -215,7 +216,7 @@ def test_a_phone_shows_a_lesson_without_scrolling_sideways(chromium, path):
     assert not lost
 
 
-@pytest.mark.parametrize("name", [FRONT, GLOSSARY])
+@pytest.mark.parametrize("name", [FRONT, CHINESE, GLOSSARY])
 def test_a_phone_shows_the_other_pages_without_scrolling_sideways(chromium, name):
     assert chromium(name, width=390).evaluate("document.documentElement.scrollWidth") == 390
 
