@@ -17,7 +17,8 @@ def test_the_chinese_readme_is_in_step():
     ("before", "after", "words"),
     [
         ("You should know Python", "You must know Python", '"What you need" has changed'),
-        ("| 2 hours | 00, 01 |\n", "", "rows of tables"),
+        ("| 2 hours | 00, 01 | 120 |\n", "", "rows of tables"),
+        ("compute capability 7.5", "compute capability 8.0", "numbers: only in README.md: 8.0"),
         ("make lab TORCH=cpu", "make lab TORCH=gpu", "code in a line"),
         ("conda activate gpu-kernel-ladder\n", "", "code: "),
         ("](LICENSE)", "](COPYING)", "links"),
@@ -39,5 +40,5 @@ def test_one_command_marks_what_was_translated_again(tmp_path, capsys):
     (tmp_path / "README.zh.md").write_text(CHINESE)
     assert translation.main(tmp_path) == 0 and "in step" in capsys.readouterr().out
     assert translation.differences(changed, (tmp_path / "README.zh.md").read_text()) == []
-    (tmp_path / "README.md").write_text(changed.replace("| 2 hours | 00, 01 |\n", ""))
+    (tmp_path / "README.md").write_text(changed.replace("| 2 hours | 00, 01 | 120 |\n", ""))
     assert translation.main(tmp_path) == 1 and "rows of tables" in capsys.readouterr().out

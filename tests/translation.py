@@ -44,6 +44,7 @@ def kept(section: str) -> dict[str, Counter]:
         "paragraphs": ["one"] * len(re.findall(r"\n\n+(?=.)", prose)),
         "rows of tables": [f"one of {line.count('|') - 1} columns" for line in lines if line.startswith("|")],
         "list items": ["one" for line in lines if line.startswith("- ")],
+        "numbers": re.findall(r"\d+(?:\.\d+)*", re.sub(r"`[^`\n]+`|\]\([^)]+\)", "", prose)),
         "code": [re.sub(r"<[^>\n]+>", "<…>", block) for block in blocks],  # a placeholder is translated
         "code in a line": set(re.findall(r"`([^`\n]+)`", prose)),
         # a heading's anchor is in the page's own language, and either page links to the other
