@@ -4,6 +4,7 @@
 `helpers.start()` says what it found, or in one sentence why the course cannot run here.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ if sys.version_info < install.OLDEST:  # nothing below can be imported then, so 
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout: notebooks, labs and records are found from here, whatever folder a notebook runs in."""
+WORK = Path(os.environ.get("HELPERS_WORK") or ROOT / "work")
+"""The learner's own folder. Where many learners share one checkout, HELPERS_WORK names another for each."""
 
 from . import machine  # noqa: E402  (machine reads ROOT)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
-from . import ROOT, machine
+from . import ROOT, WORK, machine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,18 +94,31 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _lab(options: argparse.Namespace) -> int:
-    """Replace this process by JupyterLab, so that Ctrl-C and signals reach it and nothing else."""
+    """Replace this process by JupyterLab, so that Ctrl-C and signals reach it and nothing else.
+
+    Where JupyterHub starts it, JupyterLab is that hub's server for one learner. The sentences are then in the hub's
+    log, and in the learner's NEWS.md, which JupyterLab opens on.
+    """
     from . import copies
 
-    for line in copies.copy_to_work():
-        print(line)
-    copies.first_layout()
+    hub = "JUPYTERHUB_API_TOKEN" in os.environ
+    try:
+        told = copies.copy_to_work(ROOT, WORK)
+        copies.first_layout()
+        if hub and told:
+            copies.tell(told)
+            os.environ["JUPYTERHUB_DEFAULT_URL"] = f"/lab/tree/{WORK.name}/{copies.NEWS}"
+    except OSError as error:  # a full disk, mostly: JupyterLab is what the learner makes room with
+        told = [f"What is in {WORK} stays as it is, and is not brought up to date: {error.strerror}."]
+    for line in told:
+        print(f"{os.environ['JUPYTERHUB_USER']}: {line}" if hub else line)
     extra = options.extra[1:] if options.extra[:1] == ["--"] else options.extra
     config = os.pathsep.join(filter(None, [str(ROOT / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH", "")]))
     os.environ["JUPYTER_CONFIG_PATH"] = config
-    os.chdir(ROOT)
+    ours = ["jupyterhub.singleuser", f"--config={ROOT}/jupyter/jupyter_lab_config.py"]
+    os.chdir(WORK.parent if hub else ROOT)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", *extra])
+    os.execv(sys.executable, [sys.executable, "-m", *(ours if hub else ["jupyterlab"]), *extra])
 
 
 def _exercises(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import ROOT, records, show
+from . import ROOT, WORK, records, show
 from .records import Measurement
 
 ARTICLES = {
@@ -522,7 +522,7 @@ class Ledger:
         return str(show.table(self.rows(), caption=f"{len(self.claims)} claims"))
 
 
-def ledger(course: Path = ROOT / "notebooks", mine: Path | None = ROOT / "work" / "notebooks") -> Ledger:
+def ledger(course: Path = ROOT / "notebooks", mine: Path | None = WORK / "notebooks") -> Ledger:
     """The ledger of all of `CLAIMS`, from saved notebooks.
 
     course: the folder of the course's lessons. mine: that of the reader's copies; a copy counts once its outputs come

@@ -5,16 +5,19 @@ what was copied: running it, which changes outputs only, is no edit. An update o
 as `NN_topic.new.ipynb`, once, and a message names the cells that changed.
 """
 
+import datetime
 import hashlib
 import json
 import platform
 import re
 from pathlib import Path
 
-from . import ROOT
+from . import ROOT, WORK
 
 FOLDERS = ("notebooks", "labs")
 MEMORY = ".copied.json"
+NEWS = "NEWS.md"
+"""What there was to tell a learner who sees no terminal, newest first."""
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {
     "codemirror_mode": {"name": "ipython", "version": 3},
@@ -27,9 +30,9 @@ LANGUAGE = {
 }
 
 
-def copy_to_work(root: Path = ROOT) -> list[str]:
-    """Bring root/work up to date with root's lessons, labs and README. Returns what there is to tell the learner."""
-    work = root / "work"
+def copy_to_work(root: Path = ROOT, work: Path | None = None) -> list[str]:
+    """Bring `work` (root/work) up to date with root's lessons, labs and README. Returns what to tell the learner."""
+    work = work or root / "work"
     memory = work / MEMORY
     known = json.loads(memory.read_text()) if memory.exists() else {}
     told = []
@@ -140,19 +143,31 @@ def write(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
+    try:
+        partial.write_bytes(content)
+    except OSError:  # a full disk: half a file would keep it full
+        partial.unlink(missing_ok=True)
+        raise
     partial.replace(path)
 
 
-def first_layout(root: Path = ROOT) -> None:
+def tell(told: list[str], work: Path = WORK) -> None:
+    """Write sentences at the top of the learner's NEWS.md, under today's date."""
+    news = work / NEWS
+    before = news.read_text() if news.exists() else ""
+    lines = "".join(f"- {line}\n" for line in told)
+    write(news, f"## {datetime.date.today().isoformat()}\n\n{lines}\n{before}".encode())
+
+
+def first_layout(work: Path = WORK) -> None:
     """Arrange what JupyterLab opens the first time: README and lesson 00. Later it finds the learner's own tabs."""
     from jupyterlab_server.workspaces_handler import WorkspacesManager
 
-    folder = root / "work" / ".jupyter" / "workspaces"
+    folder = work / ".jupyter" / "workspaces"
     if folder.exists():
         return
     folder.mkdir(parents=True)
-    readme, first = "work/README.md", "work/notebooks/00_start_here.ipynb"
+    readme, first = f"{work.name}/README.md", f"{work.name}/notebooks/00_start_here.ipynb"
     tabs = {
         f"markdownviewer-widget:{readme}": {"path": readme, "factory": "Markdown Preview"},
         f"notebook:{first}": {"path": first, "factory": "Notebook"},

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from . import ROOT, records, source, timing
+from . import ROOT, WORK, records, source, timing
 from .records import Measurement, declared
 
 RUNGS = ("library", "AI compiler", "Triton", "CUDA", "Mojo")
@@ -200,7 +200,7 @@ WORKLOADS = (
 """Each with the ways that the lessons took, from the top of the ladder down."""
 
 
-OWN = ROOT / "work" / "ladder.json"
+OWN = WORK / "ladder.json"
 """The record of the reader's card, made by `python -m helpers measure --ladder`."""
 
 

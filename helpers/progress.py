@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from . import ROOT, exercises, show
+from . import WORK, exercises, show
 
 PATH = ("00", "01", "02", "03", "05", "08", "12", "06", "09", "07", "10", "04", "11")
 """The order in which README recommends the lessons."""
@@ -113,7 +113,7 @@ def _place(lab: str) -> int:
 
 
 def _file() -> Path | None:
-    named = os.environ.get("HELPERS_PROGRESS", str(ROOT / "work" / ".progress.json"))
+    named = os.environ.get("HELPERS_PROGRESS", str(WORK / ".progress.json"))
     return Path(named) if named else None
 
 

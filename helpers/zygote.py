@@ -233,12 +233,19 @@ def carry_out(job: dict, value_fd: int, shared: tuple[int, ...] = ()) -> int:
 def limit(memory_bytes: int | None) -> None:
     """No core files, no file above FILE_BYTES, and `memory_bytes` of data beside what the process holds already."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    lower(resource.RLIMIT_FSIZE, FILE_BYTES)
     if memory_bytes is not None:
         status = Path("/proc/self/status")  # what the preloaded packages hold does not count
         held = re.search(r"VmData:\s*(\d+) kB", status.read_text()) if status.exists() else None
         now = int(held[1]) * 1024 if held else 0
-        resource.setrlimit(resource.RLIMIT_DATA, (now + memory_bytes, now + memory_bytes))
+        lower(resource.RLIMIT_DATA, now + memory_bytes)
+
+
+def lower(what: int, most: int) -> None:
+    """Limit this process to `most`, or to what it is limited to already where that is less: only root may raise it."""
+    _, hard = resource.getrlimit(what)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(what, (most, most))
 
 
 def run_text(text: str, call: str | None, value_fd: int, shared: tuple[int, ...]) -> int:

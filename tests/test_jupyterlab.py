@@ -55,5 +55,5 @@ def test_a_second_start_keeps_the_learners_tabs(lab):
 
     file = next((lab.root / "work" / ".jupyter" / "workspaces").iterdir())
     before = file.read_text()
-    first_layout(lab.root)
+    first_layout(lab.root / "work")
     assert file.read_text() == before

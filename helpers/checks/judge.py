@@ -105,7 +105,7 @@ def answer_text(exercise: Exercise, path: Path) -> str:
 
 def import_cell(exercise: Exercise) -> str:
     """The lab's first code cell: what a `.py` answer finds imported."""
-    cells = json.loads((ROOT / "solutions" / f"{exercise.lab}.ipynb").read_text())["cells"]
+    cells = json.loads((ROOT / "labs" / f"{exercise.lab}.ipynb").read_text())["cells"]
     return next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
 
 

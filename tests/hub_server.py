@@ -1,0 +1,261 @@
+"""A real JupyterHub, started from workshop/jupyterhub_config.py on a copy of the checkout, with accounts made for it.
+
+It needs root, since each learner's server is a process of the learner's own account.
+"""
+
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import requests
+from tornado import gen, httpclient, ioloop, websocket
+
+from tests import lab_server
+
+PORTS = """
+load_subconfig({config!r})
+c.JupyterHub.bind_url = "http://127.0.0.1:{public}"
+c.JupyterHub.hub_port = {hub}
+c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{api}"
+c.ConfigurableHTTPProxy.command = {proxy!r}
+"""
+"""What the test's own configuration adds: free ports, and the proxy that was found."""
+
+OPEN = """
+set -eu
+stage=$(mktemp -d)
+mount -t tmpfs -o mode=755 tmpfs "$stage"
+number=0
+for closed in {closed}; do
+  number=$((number + 1))
+  mkdir -p -m 755 "$stage/$number/upper" "$stage/$number/work"
+  mount -t overlay -o "lowerdir=$closed,upperdir=$stage/$number/upper,workdir=$stage/$number/work" overlay "$closed"
+done
+exec "$@"
+"""
+"""In a mount namespace of the hub's own: folders of root above this Python get a copy of their entry that others may
+pass, since a learner's account must be able to start it. Nothing outside the namespace changes."""
+
+
+def proxy() -> str | None:
+    """configurable-http-proxy from the PATH, or installed by npm where there is one; None where there is neither."""
+    return shutil.which("configurable-http-proxy")
+
+
+def closed_folders(*needed: Path) -> list[Path]:
+    """The topmost folders that keep other accounts from getting to `needed`."""
+    above = {folder for path in needed for folder in (path, *path.parents) if not folder.stat().st_mode & 0o001}
+    return sorted(folder for folder in above if not above & set(folder.parents))
+
+
+@dataclass
+class Hub:
+    """A running hub. `folder` holds the checkout, the homes and the log."""
+
+    folder: Path
+    address: str
+    passwords: dict[str, str]
+    process: subprocess.Popen
+    homes: Path = field(init=False)
+
+    def __post_init__(self):
+        self.homes = self.folder / "homes"
+
+    def log(self) -> str:
+        return (self.folder / "hub.log").read_text()
+
+    def learner(self, name: str) -> "Learner":
+        return Learner(self, name)
+
+
+class Learner:
+    """A learner with a browser: cookies, the pages of the hub, and the API of a server."""
+
+    def __init__(self, hub: Hub, name: str):
+        self.hub, self.name, self.browser = hub, name, requests.Session()
+
+    def log_in(self, password: str = "") -> requests.Response:
+        """Fill in the form of the hub. Returns the page that comes then, after all that it leads on to."""
+        self.browser.get(f"{self.hub.address}/hub/login", timeout=60).raise_for_status()
+        password = password or self.hub.passwords[self.name]
+        form = {"username": self.name, "password": password, "_xsrf": self._token("/hub/")}
+        return self.browser.post(f"{self.hub.address}/hub/login", data=form, timeout=120)
+
+    def start(self, seconds: float = 300) -> float:
+        """Log in, and wait for the server as the page in the browser does. Returns the seconds that it took."""
+        began = time.monotonic()
+        self.page = self.log_in()
+        while time.monotonic() - began < seconds:
+            self.page = self.browser.get(f"{self.hub.address}/hub/spawn", timeout=60)
+            self.page.raise_for_status()
+            if urllib.parse.urlsplit(self.page.url).path.startswith(f"/user/{self.name}/"):
+                return time.monotonic() - began
+            time.sleep(0.5)
+        raise TimeoutError(f"{self.name} has no server after {seconds:g} s:\n{self.hub.log()[-8000:]}")
+
+    def _token(self, path: str) -> str:
+        [token] = [cookie.value for cookie in self.browser.cookies if cookie.name == "_xsrf" and cookie.path == path]
+        return token
+
+    def call(self, method: str, path: str, of: str = "", **options) -> requests.Response:
+        """The API of one's own server, or of another learner's: call("GET", "api/contents/work", of="ada")."""
+        headers = {"X-XSRFToken": self._token(f"/user/{self.name}/")}
+        address = f"{self.hub.address}/user/{of or self.name}/{path}"
+        return self.browser.request(method, address, headers=headers, timeout=120, allow_redirects=not of, **options)
+
+    def run(self, notebook: str, *cells: str, seconds: float = 240) -> list[str]:
+        """Run code in the kernel of one's copy of a notebook, as JupyterLab does: what each of the cells showed."""
+        session = {"path": notebook, "name": "", "type": "notebook", "kernel": {"name": "python3"}}
+        reply = self.call("POST", "api/sessions", json=session)
+        reply.raise_for_status()
+        kernel = reply.json()["kernel"]["id"]
+
+        async def talk():
+            cookies = "; ".join(f"{c.name}={c.value}" for c in self.browser.cookies if f"/user/{self.name}/" == c.path)
+            request = httpclient.HTTPRequest(
+                f"{self.hub.address.replace('http', 'ws', 1)}/user/{self.name}/api/kernels/{kernel}/channels",
+                headers={"Cookie": cookies},
+                connect_timeout=60,
+            )
+            socket = await websocket.websocket_connect(request)
+            try:
+                return [await _execute(socket, cell) for cell in cells]
+            finally:
+                socket.close()
+
+        return ioloop.IOLoop(make_current=False).run_sync(
+            lambda: gen.with_timeout(ioloop.IOLoop.current().time() + seconds, talk())
+        )
+
+    def line(self) -> str:
+        """What the page that waits for the server is told."""
+        address = f"{self.hub.address}/hub/api/users/{self.name}/server/progress?_xsrf={self._token('/hub/')}"
+        return self.browser.get(address, timeout=300).text
+
+    def stop(self) -> None:
+        """Stop one's server, as the page of the hub does."""
+        self.browser.get(f"{self.hub.address}/hub/home", timeout=60)
+        headers = {"X-XSRFToken": self._token("/hub/"), "Referer": f"{self.hub.address}/hub/home"}
+        address = f"{self.hub.address}/hub/api/users/{self.name}/server"
+        while self.browser.delete(address, headers=headers, timeout=60).status_code == 202:
+            time.sleep(0.5)
+
+
+async def _execute(socket, code: str) -> str:
+    """Run one cell over a kernel's websocket: all that it showed, as text."""
+    header = {"msg_id": secrets.token_hex(8), "msg_type": "execute_request", "session": secrets.token_hex(8)}
+    header |= {"username": "", "version": "5.3"}
+    content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
+    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+    await socket.write_message(json.dumps(message))
+    shown = []
+    while True:
+        reply = await socket.read_message()
+        assert reply is not None, "the kernel's connection was closed"
+        reply = json.loads(reply)
+        if reply["parent_header"].get("msg_id") != header["msg_id"]:
+            continue
+        content = reply["content"]
+        match reply["msg_type"]:
+            case "stream":
+                shown.append(content["text"])
+            case "display_data" | "execute_result":
+                shown.append(content["data"].get("text/plain", ""))
+            case "error":
+                shown.append(re.sub(r"\x1b\[[\d;]*m", "", "\n".join(content["traceback"])))
+            case "status" if content["execution_state"] == "idle":
+                return "\n".join(shown)
+
+
+@contextmanager
+def serving(names: list[str], full: str = "", environment: dict[str, str] | None = None) -> Iterator[Hub]:
+    """Run a hub for these learners until the block ends. Their accounts, made as the runbook says, go with it.
+
+    full: one of the names, whose disk is full.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="hub"))  # not below pytest's, which is closed to other accounts
+    folder.chmod(0o755)
+    group = f"learners{secrets.token_hex(3)}"
+    checkout = lab_server.copy_of_checkout(folder / "checkout")
+    shutil.rmtree(checkout / "solutions")
+    (folder / "homes").mkdir()
+    env = {**os.environ, "HUB_LEARNERS": group, "HUB_HOMES": str(folder / "homes"), "HUB_STATE": str(folder / "state")}
+    env |= {"PYTHONPATH": str(checkout), **(environment or {})}
+    config = folder / "config.py"
+    ports = dict(zip(("public", "hub", "api"), free_ports(3), strict=True))
+    config.write_text(
+        PORTS.format(config=str(checkout / "workshop" / "jupyterhub_config.py"), proxy=[proxy()], **ports)
+    )
+    command = [sys.executable, "-m", "jupyterhub", "-f", str(config)]
+    needed = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
+    if closed := closed_folders(*needed):
+        script = OPEN.format(closed=" ".join(map(str, closed)))
+        command = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
+    try:
+        sheet = subprocess.run(
+            [checkout / "workshop" / "accounts"],
+            input="".join(f"{name}\n" for name in names), env=env, text=True, check=True, capture_output=True,
+        ).stdout  # fmt: skip
+        passwords = dict(line.split(",") for line in sheet.splitlines())
+        if full:
+            small = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder / "homes" / full]
+            subprocess.run(small, check=True)
+        with (folder / "hub.log").open("w") as log:
+            process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+        hub = Hub(folder, f"http://127.0.0.1:{ports['public']}", passwords, process)
+        try:
+            _wait(hub)
+            yield hub
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=90)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    finally:
+        for name in names:
+            subprocess.run(["pkill", "-KILL", "-u", name])
+            subprocess.run(["userdel", name], capture_output=True)
+        if full:
+            subprocess.run(["umount", folder / "homes" / full])
+        subprocess.run(["groupdel", group])
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens on at this moment."""
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _wait(hub: Hub, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if hub.process.poll() is not None:
+            raise RuntimeError(f"JupyterHub exited with status {hub.process.returncode}:\n{hub.log()}")
+        try:
+            if requests.get(f"{hub.address}/hub/api/", timeout=5).ok:
+                return
+        except requests.ConnectionError:
+            pass
+        time.sleep(0.3)
+    raise RuntimeError(f"JupyterHub did not answer within {seconds:g} s:\n{hub.log()}")
