@@ -5,6 +5,7 @@ TORCH ?=
 LAB_ARGS ?=
 TEST_ARGS ?=
 PART ?=
+WHEELS ?=
 
 run := .venv/bin/python -m
 # notebooks are run by nbval, in the kernel of this environment, beside the unit tests
@@ -12,7 +13,7 @@ pytest := $(run) pytest --nbval-lax
 notebooks := notebooks labs solutions
 
 .DEFAULT_GOAL := help
-.PHONY: help install lab labs test test-slow test-all test-gpu measure doctor site clean
+.PHONY: help install lab labs test test-slow test-all test-gpu measure doctor site bundle hub clean
 
 help:
 	@echo "make lab        install what is needed, then open the course in JupyterLab"
@@ -23,17 +24,21 @@ help:
 	@echo "make measure    on a GPU: run the lessons, save their outputs and figures"
 	@echo "make labs       write labs/ from solutions/"
 	@echo "make site       the lessons as pages to read, in build/site/"
+	@echo "make bundle     a folder of wheels, build/wheels or WHEELS=DIR, for rooms without a network"
+	@echo "make hub        on a machine for a class, as root: JupyterHub (workshop/README.md)"
 	@echo "make install    create or update .venv only"
 	@echo "make clean      remove .venv and caches (your work in work/ stays)"
-	@echo "Options: EXTRAS=core|all  TORCH=cpu|cu126|cu130|system  PYTHON=python3.12  LAB_ARGS=--no-browser"
+	@echo "Options: EXTRAS=core|all  TORCH=cpu|cu126|cu130|system  PYTHON=python3.12  LAB_ARGS=--no-browser  WHEELS=DIR"
 
 install:
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "There is no $(PYTHON) on this machine."; \
 	  echo "Mend: sudo apt-get install -y python3 python3-venv, or name another: make lab PYTHON=/path/to/python3.12"; \
 	  exit 1; }
-	@$(PYTHON) -I helpers/install.py --extras '$(EXTRAS)' --torch '$(TORCH)' $(add) \
+	@$(PYTHON) -I helpers/install.py --extras '$(EXTRAS)' --torch '$(TORCH)' $(add) $(offline) \
 	  $(if $(filter command environment,$(firstword $(origin PYTHON))),--this-python)
+
+offline = $(if $(WHEELS),--wheels '$(WHEELS)')
 
 lab: install
 	@$(run) helpers lab -- $(LAB_ARGS)
@@ -65,6 +70,14 @@ site: install
 	@rm -rf build/site build/doctrees
 	@$(run) sphinx -q -W --keep-going -c site -d build/doctrees . build/site
 	@echo "Open build/site/index.html, or put that folder on any server."
+
+# WHEELS is here what is written
+bundle: offline = --bundle '$(or $(WHEELS),build/wheels)'
+bundle: install
+
+hub: add := --add hub
+hub: install
+	@$(run) jupyterhub -f workshop/jupyterhub_config.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info

@@ -4,6 +4,7 @@ Standard library only, and in words that Python 3.6 can parse, so that a Python 
 `*_problem` functions return None, or one sentence and the command that mends it; `helpers.doctor` asks them too.
 
 .venv/asked remembers what was chosen (EXTRAS, TORCH), so that `make test` uses what `make lab` installed.
+A bundle is a folder of wheels (`make bundle`), from which `WHEELS=DIR` installs without a network.
 .venv/installed, the stamp, holds the checksum of everything the environment depends on. It is deleted before pip
 runs and written last: where it is missing, an installation was cut short, and .venv is made anew.
 """
@@ -31,7 +32,7 @@ DISK = {("all", False): 14, ("all", True): 8, ("core", False): 11, ("core", True
 RUNGS = ["library", "tvm", "xla", "mojo", "cutlass"]
 """The extras that EXTRAS=all adds to EXTRAS=core."""
 
-BESIDE = ["site"]
+BESIDE = ["hub", "site"]
 """The extras that `all` leaves out, for those who teach: a command that needs one adds it, and it stays."""
 
 WSL = (
@@ -163,6 +164,46 @@ def requirement(extras, torch, cupy="cuda13"):
     ), told
 
 
+def bundled(wheels):
+    """What a bundle was made with. Raises `Problem` where the folder holds none, or one for another Python."""
+    made, mine = read(os.path.join(wheels, "bundle.json")), dotted(sys.version_info[:2])
+    if not made:
+        sentence = f"WHEELS={wheels}: there is no whole bundle in that folder."
+        raise Problem(sentence, f"make bundle WHEELS={wheels}, where there is a network; then bring the folder here")
+    if made["python"] != mine:
+        sentence = f"The bundle in {wheels} is for Python {made['python']}, and this is Python {mine}."
+        raise Problem(sentence, f"make lab WHEELS={wheels} PYTHON=python{made['python']}")
+    return made
+
+
+def bundle(wheels):
+    """Fill the folder `wheels` with all that this environment was asked for, so that others need no network."""
+    import tomllib
+
+    asked = read(venv("asked"))
+    if asked["torch"]:
+        sentence = f"A bundle holds torch as pip finds it, and this environment has TORCH={asked['torch']}."
+        raise Problem(sentence, "make clean bundle")
+    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
+        pyproject = tomllib.load(file)
+    names = requirement(asked["extras"], "")[0][2:-1].split(",")
+    optional = pyproject["project"]["optional-dependencies"]
+    needed = pyproject["build-system"]["requires"] + pyproject["project"].get("dependencies", [])
+    needed += [line for name in names for line in optional[name]]
+    with locked() as lock:
+        stamp = os.path.join(wheels, "bundle.json")
+        os.makedirs(wheels, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(stamp)
+        pip = [venv("bin", "python"), "-m", "pip", "--disable-pip-version-check", "wheel", "-c", "constraints.txt"]
+        if needed:
+            call([*pip, "--wheel-dir", wheels, *needed], lock, "fetch the wheels")
+        write(stamp, {"extras": asked["extras"], "python": asked["python"]})
+    held = [os.path.join(wheels, name) for name in os.listdir(wheels)]
+    size = sum(map(os.path.getsize, held)) / GB
+    say(f"{len(held) - 1} wheels in {wheels}, {size:.1f} GB. On a machine without a network: make lab WHEELS={wheels}")
+
+
 def checksum(extras, torch):
     """16 hex digits over what the environment depends on."""
     digest = hashlib.sha256(f"{extras}\0{torch}\0".encode())
@@ -207,9 +248,14 @@ def state():
     return "ready" if done.get("checksum") == checksum(asked["extras"], asked["torch"]) else "stale"
 
 
-def install(extras, torch, this_python, add=()):
-    """Bring .venv to what is asked for, and `add`, some of BESIDE; empty strings keep what was chosen last time."""
+def install(extras, torch, this_python, add=(), wheels=""):
+    """Bring .venv to what is asked for, and `add`, some of BESIDE; empty strings keep what was chosen last time.
+
+    wheels: a bundle, which everything then comes from.
+    """
     asked = read(venv("asked"))
+    if wheels:
+        extras = extras or bundled(wheels)["extras"]
     kept = [name for name in ("extras", "torch") if asked.get(name) and not {"extras": extras, "torch": torch}[name]]
     before = (asked.get("extras") or "").split(",")
     extras, torch = extras or asked.get("extras") or "all", torch or asked.get("torch") or ""
@@ -242,7 +288,7 @@ def install(extras, torch, this_python, add=()):
             write(venv("asked"), choices)
         build = "torch as pip finds it" if not torch else "TORCH=" + torch
         say(f"Installing packages into .venv: EXTRAS={extras}, {build}. This takes minutes.")
-        fill(extras, torch, lock)
+        fill(extras, torch, lock, wheels)
         write(venv("installed"), {"checksum": checksum(extras, torch)})
 
 
@@ -261,13 +307,14 @@ def make_anew(choices, lock):
     call([python, "-m", "venv", *options, venv()], lock, "make a virtual environment")
 
 
-def fill(extras, torch, lock):
+def fill(extras, torch, lock, wheels=""):
     """Install the course into .venv with pip; where a build of torch is asked for, uv has brought it before."""
     pip = [venv("bin", "python"), "-m", "pip", "--disable-pip-version-check", "install"]
+    pip += ["--no-index", "--find-links", wheels] if wheels else []
     constraints, cupy = "constraints.txt", "cuda13"
     if torch == "system":
         constraints, cupy = system_packages()
-    elif torch:
+    elif torch and not wheels:
         call([*pip, "-c", constraints, "uv"], lock, "install uv")
         uv = [venv("bin", "uv"), "pip", "install", "--python", venv("bin", "python"), "-c", constraints]
         call([*uv, "--torch-backend", torch, "torch"], lock, "install torch for " + torch)
@@ -349,10 +396,14 @@ def main():
     parser.add_argument("--extras", default="", help="all (the default), core, or some of: " + ", ".join(RUNGS))
     parser.add_argument("--add", action="append", default=[], choices=BESIDE, help="an extra that all leaves out")
     parser.add_argument("--torch", default="", help="cpu, cu126, cu130, …, or system; default: pip's own choice")
+    parser.add_argument("--wheels", default="", metavar="DIR", help="install from this bundle, without a network")
+    parser.add_argument("--bundle", default="", metavar="DIR", help="then fill DIR with the wheels of .venv")
     parser.add_argument("--this-python", action="store_true", help="make .venv anew where another Python made it")
     options = parser.parse_args()
     try:
-        install(options.extras.strip(), options.torch.strip(), options.this_python, options.add)
+        install(options.extras.strip(), options.torch.strip(), options.this_python, options.add, options.wheels)
+        if options.bundle:
+            bundle(options.bundle)
     except Problem as problem:
         say(f"{problem.sentence}\nMend: {problem.mend}")
         return 1

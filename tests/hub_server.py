@@ -50,9 +50,19 @@ exec "$@"
 pass, since a learner's account must be able to start it. Nothing outside the namespace changes."""
 
 
-def proxy() -> str | None:
-    """configurable-http-proxy from the PATH, or installed by npm where there is one; None where there is neither."""
-    return shutil.which("configurable-http-proxy")
+PROXY = "5.3.0"
+"""The version of configurable-http-proxy that npm brings where there is none on the PATH."""
+
+
+def proxy(folder: Path) -> str:
+    """configurable-http-proxy, the hub's way to the servers: from the PATH, or installed by npm in `folder`."""
+    if found := shutil.which("configurable-http-proxy"):
+        return found
+    quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--no-save"]
+    command = ["npm", "install", *quiet, f"configurable-http-proxy@{PROXY}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return str(folder / "node_modules/.bin/configurable-http-proxy")
 
 
 def closed_folders(*needed: Path) -> list[Path]:
@@ -197,7 +207,7 @@ def serving(names: list[str], full: str = "", environment: dict[str, str] | None
     config = folder / "config.py"
     ports = dict(zip(("public", "hub", "api"), free_ports(3), strict=True))
     config.write_text(
-        PORTS.format(config=str(checkout / "workshop" / "jupyterhub_config.py"), proxy=[proxy()], **ports)
+        PORTS.format(config=str(checkout / "workshop" / "jupyterhub_config.py"), proxy=[proxy(folder)], **ports)
     )
     command = [sys.executable, "-m", "jupyterhub", "-f", str(config)]
     needed = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]

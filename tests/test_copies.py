@@ -1,10 +1,12 @@
 """A learner's copies in work/: brought up to date, never overwritten where edited."""
 
+import errno
 import json
 
 import nbformat
 import pytest
 
+from helpers import copies
 from helpers.copies import copy_to_work
 
 
@@ -132,3 +134,30 @@ def test_a_deleted_copy_comes_back(course):
 def test_what_is_remembered_is_readable(course):
     known = json.loads((course / "work" / ".copied.json").read_text())
     assert [cell for cell, _ in known["notebooks/07_topic.ipynb"]["copied"]] == ["l07-part-0", "l07-part-1"]
+
+
+def test_a_folder_of_the_learners_own_elsewhere(course, tmp_path):
+    work = tmp_path / "home of ada" / "work"
+    assert copy_to_work(course, work) == []
+    assert same(work / "notebooks" / "07_topic.ipynb", course / "notebooks" / "07_topic.ipynb")
+
+
+def test_news_stand_on_top_of_older_news(tmp_path):
+    copies.tell(["one", "two"], tmp_path)
+    copies.tell(["three"], tmp_path)
+    lines = (tmp_path / "NEWS.md").read_text().split("\n")
+    assert [line for line in lines if line.startswith("- ")] == ["- three", "- one", "- two"]
+
+
+def test_a_full_disk_leaves_a_file_as_it_was_and_no_half(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("before")
+
+    def full(self, content):
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(copies.Path, "write_bytes", full)
+    with pytest.raises(OSError):
+        copies.write(tmp_path / "a", b"after")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "before"

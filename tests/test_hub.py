@@ -1,9 +1,11 @@
 """A room of learners on a real JupyterHub: own copies, checks, and nobody in anybody else's files or server."""
 
+import importlib.util
 import json
 import os
 import re
 import secrets
+import shutil
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +22,13 @@ LAB = "work/labs/01_measuring.ipynb"
 @pytest.fixture(scope="module", autouse=True)
 def possible():
     """Skip where a hub cannot keep learners apart or has no proxy; fail there where HELPERS_HUB=required."""
-    missing = None
+    missing = ""
     if os.geteuid() != 0:
         missing = "learners are kept apart by accounts of this machine, and only root may make those"
-    elif not hub_server.proxy():
-        missing = "there is no configurable-http-proxy on the PATH (npm install -g configurable-http-proxy)"
+    elif not importlib.util.find_spec("jupyterhub"):
+        missing = "JupyterHub is not installed (make install add='--add hub')"
+    elif not (shutil.which("configurable-http-proxy") or shutil.which("npm")):
+        missing = "there is no npm to bring configurable-http-proxy, and none on the PATH"
     if missing and os.environ.get("HELPERS_HUB") == "required":
         pytest.fail(f"HELPERS_HUB=required, but {missing}")
     if missing:

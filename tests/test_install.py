@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections import namedtuple
 from pathlib import Path
 
@@ -136,6 +137,7 @@ def build_editable(folder, settings=None, metadata=None):
     info = "tiny-1.dist-info/"
     with zipfile.ZipFile(os.path.join(folder, "tiny-1-py3-none-any.whl"), "w") as wheel:
         extras = "".join(f"Provides-Extra: {e}\\n" for e in ("cuda13", "dev", "site", "tvm"))
+        extras += "Requires-Dist: tool; extra == 'dev'\\n" if "tool" in open("pyproject.toml").read() else ""
         wheel.writestr("tiny.pth", os.getcwd())
         wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: tiny\\nVersion: 1\\n" + extras)
         wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
@@ -266,3 +268,43 @@ def test_torch_system_keeps_what_this_python_has(checkout):
     where = "import torch; print(torch.__file__)"
     ours = subprocess.check_output([sys.executable, "-c", where], text=True)
     assert subprocess.check_output([python(checkout), "-c", where], cwd="/", text=True) == ours
+
+
+@pytest.mark.slow
+def test_a_bundle_installs_without_a_network(checkout, tmp_path, monkeypatch):
+    index, wheels = tmp_path / "index", tmp_path / "the wheels"
+    index.mkdir()
+    info = "tool-3.dist-info/"
+    with zipfile.ZipFile(index / "tool-3-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("tool.py", "")
+        wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: tool\nVersion: 3\n")
+        wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(info + "RECORD", "")
+    (checkout / "pyproject.toml").write_text(PYPROJECT.replace("dev = []", 'dev = ["tool"]'))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    command = ["make", "bundle", f"WHEELS={wheels}", "EXTRAS=core"]
+    said = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout
+    assert "1 wheels in" in said and sorted(p.name for p in wheels.iterdir()) == [
+        "bundle.json",
+        "tool-3-py3-none-any.whl",
+    ]
+
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")  # nobody answers there
+    shutil.rmtree(checkout / ".venv")
+    assert "EXTRAS=core" in make(checkout, f"WHEELS={wheels}")  # as the bundle was made
+    assert subprocess.run([python(checkout), "-c", "import backend, tool"], cwd="/").returncode == 0
+    assert make(checkout) == ""  # and needs the folder no more
+
+
+@pytest.mark.parametrize(
+    "made, words", [(None, "no whole bundle"), ({"python": "3.10", "extras": "all"}, "is for Python 3.10")]
+)
+def test_a_folder_that_is_no_bundle_for_this_python(tmp_path, made, words):
+    if made:
+        (tmp_path / "bundle.json").write_text(json.dumps(made))
+    with pytest.raises(install.Problem) as raised:
+        install.bundled(str(tmp_path))
+    assert words in raised.value.sentence and str(tmp_path) in raised.value.mend

@@ -69,7 +69,7 @@ def test_extras_are_what_make_takes():
 
 def test_optional_wheels_carry_a_marker():
     """A wheel that a platform lacks must not fail the whole installation there."""
-    pure = {"furo", "jax", "myst-nb", "nbval", "playwright", "pytest", "ruff", "sphinx"}
+    pure = {"furo", "jax", "jupyterhub", "myst-nb", "nbval", "playwright", "pytest", "ruff", "sphinx"}
     bare = [r.name for extra in EXTRAS for r in map(Requirement, EXTRAS[extra]) if r.marker is None]
     assert set(bare) - pure == {PROJECT["name"]}
 
@@ -120,7 +120,7 @@ def test_make_alone_lists_every_command():
 def test_commands_in_the_readme_exist():
     assert set(re.findall(r"(?:^|`|!|&& )make ([a-z][a-z-]*)", README, flags=re.MULTILINE)) <= TARGETS
     options = set(re.findall(r"\b([A-Z][A-Z_]+)=", README)) - {"HELPERS_MODE"}
-    assert options == {"EXTRAS", "TORCH", "PYTHON", "LAB_ARGS", "TEST_ARGS", "PART"}
+    assert options == {"EXTRAS", "TORCH", "PYTHON", "LAB_ARGS", "TEST_ARGS", "PART", "WHEELS"}
     assert options == set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, flags=re.MULTILINE))
 
 

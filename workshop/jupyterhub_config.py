@@ -106,14 +106,17 @@ class Seat(LocalProcessSpawner):
 
 
 DISK_FULL = (
-    "The disk that your files lie on is full, so nothing that you write now could be saved. What you have saved is there. "
-    "Tell your instructor, who makes room; then start your server again."
+    "The disk that your files lie on is full, so nothing that you write now could be saved. What you have saved is "
+    "there. Tell your instructor, who makes room; then start your server again."
 )
 
 
 def before_start(seat: Seat) -> None:
-    """Start no server on a full disk. The learner's copies are made later, by their own process (`python -m helpers lab`): root
-    would follow whatever links lie in a learner's folder."""
+    """Start no server on a full disk.
+
+    The learner's copies are made after this, by their own process (`python -m helpers lab`): root would follow whatever
+    links lie in a learner's folder.
+    """
     home = pwd.getpwnam(seat.user.name).pw_dir
     free = shutil.disk_usage(home).free
     if free < FULL:
