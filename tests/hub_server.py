@@ -18,6 +18,7 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 import requests
@@ -33,6 +34,20 @@ c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{api}"
 c.ConfigurableHTTPProxy.command = {proxy!r}
 """
 """What the test's own configuration adds: free ports, and the proxy that was found."""
+
+STUB = """
+import http.server, os, time, urllib.parse
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("X-JupyterHub-Version", {version!r})
+        self.end_headers()
+        self.wfile.write(os.environ["JUPYTERHUB_USER"].encode())
+time.sleep(2)
+port = urllib.parse.urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"]).port
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Page).serve_forever()
+"""
+"""In place of a learner's server, where there are to be many: it takes two seconds to start, and says whose it is."""
 
 OPEN = """
 set -eu
@@ -191,10 +206,10 @@ async def _execute(socket, code: str) -> str:
 
 
 @contextmanager
-def serving(names: list[str], full: str = "", environment: dict[str, str] | None = None) -> Iterator[Hub]:
+def serving(names: list[str], full: str = "", stub: bool = False, environment: dict | None = None) -> Iterator[Hub]:
     """Run a hub for these learners until the block ends. Their accounts, made as the runbook says, go with it.
 
-    full: one of the names, whose disk is full.
+    full: one of the names, whose disk is full. stub: servers are `STUB`, and what comes before them is real.
     """
     folder = Path(tempfile.mkdtemp(prefix="hub"))  # not below pytest's, which is closed to other accounts
     folder.chmod(0o755)
@@ -206,9 +221,10 @@ def serving(names: list[str], full: str = "", environment: dict[str, str] | None
     env |= {"PYTHONPATH": str(checkout), **(environment or {})}
     config = folder / "config.py"
     ports = dict(zip(("public", "hub", "api"), free_ports(3), strict=True))
-    config.write_text(
-        PORTS.format(config=str(checkout / "workshop" / "jupyterhub_config.py"), proxy=[proxy(folder)], **ports)
-    )
+    text = PORTS.format(config=str(checkout / "workshop" / "jupyterhub_config.py"), proxy=[proxy(folder)], **ports)
+    if stub:
+        text += f"c.Spawner.cmd = {[sys.executable, '-c', STUB.format(version=metadata.version('jupyterhub'))]!r}\n"
+    config.write_text(text)
     command = [sys.executable, "-m", "jupyterhub", "-f", str(config)]
     needed = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
     if closed := closed_folders(*needed):

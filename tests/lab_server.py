@@ -36,6 +36,13 @@ class Lab:
             text = reply.read().decode()
             return json.loads(text) if "json" in reply.headers["Content-Type"] else text
 
+    def put(self, path: str, model: dict) -> None:
+        """Save what an API gave and was then edited."""
+        headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self.address + path, json.dumps(model).encode(), headers, method="PUT")
+        with urllib.request.urlopen(request, timeout=10):
+            pass
+
     def landing(self) -> str:
         """Where the bare address leads."""
         with urllib.request.urlopen(self.page("/"), timeout=10) as reply:

@@ -57,3 +57,23 @@ def test_a_second_start_keeps_the_learners_tabs(lab):
     before = file.read_text()
     first_layout(lab.root / "work")
     assert file.read_text() == before
+
+
+def test_a_notebook_that_is_open_twice_loses_nothing(lab):
+    """The window that saves last does not know what the other has saved: JupyterLab asks, and here it insisted."""
+    path = "/api/contents/work/notebooks/01_measuring.ipynb"
+    one, other = lab.get(path), lab.get(path)
+    [first, second] = [i for i, cell in enumerate(one["content"]["cells"]) if cell["cell_type"] == "code"][1:3]
+    one["content"]["cells"][first]["source"] = "one = 1"
+    lab.put(path, one)
+    one["content"]["cells"][first]["source"] = "one = 11"  # the same window goes on: nothing to keep
+    lab.put(path, one)
+    folder = lab.root / "work" / "notebooks"
+    assert not list(folder.glob("*.before*"))
+    other["content"]["cells"][second]["source"] = "other = 2"
+    lab.put(path, other)
+    assert "one = 11" in (folder / "01_measuring.before.ipynb").read_text()
+    assert "other = 2" in (folder / "01_measuring.ipynb").read_text()
+    lab.put(path, one)
+    assert "other = 2" in (folder / "01_measuring.before2.ipynb").read_text()
+    assert f"01_measuring.ipynb is open twice, it seems: cells {one['content']['cells'][first]['id']} were" in lab.log()
