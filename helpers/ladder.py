@@ -7,11 +7,12 @@ whose lines are counted, and its tool, of `TOOLS`.
 """
 
 import re
+import subprocess
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from . import ROOT, WORK, records, source, timing
+from . import ROOT, WORK, machine, records, source, timing
 from .records import Measurement, declared
 
 RUNGS = ("library", "AI compiler", "Triton", "CUDA", "Mojo")
@@ -82,6 +83,45 @@ def code_lines(text: str, comment: str) -> int:
     """Lines that are neither blank nor a comment nor a docstring."""
     text = re.sub(r'"""(?:[^"]|"(?!""))*"""', "", text)
     return sum(1 for line in text.splitlines() if line.strip() and not line.strip().startswith(comment))
+
+
+BY_HAND = {
+    "products, from naive to TMA and wgmma: CUDA C": ("09_gemm", "09_gemm.py"),
+    "one row, cache, mask, router: CUDA C": ("10_kernels", "10_kernels.py"),
+    "a product: Gluon": ("06_gemm_gluon.py",),
+    "attention: Gluon": ("07_attention_gluon.py",),
+}
+"""What the course wrote by hand and keeps in files of their own, in notebooks/: kernels, and their host side."""
+
+
+def cost() -> list[dict]:
+    """What these took: lines of code, commits that changed them, days from the first to the last of these, and hours
+    of the clock in which there was one. Raises `machine.NotReady` where the course's history is not at hand."""
+    if not (ROOT / ".git").exists() or _git("rev-parse", "--is-shallow-repository") != ["false"]:
+        raise machine.NotReady("The course's history is not here, or not all of it.", "git fetch --unshallow")
+    rows = []
+    for what, names in BY_HAND.items():
+        paths = [ROOT / "notebooks" / name for name in names]
+        files = [file for path in paths for file in (sorted(path.glob("*.cu*")) if path.is_dir() else [path])]
+        stamps = [int(line) for line in _git("log", "--format=%at", "--", *map(str, paths))]
+        rows.append(
+            {
+                "kernels by hand": what,
+                "lines": sum(code_lines(f.read_text(), "#" if f.suffix == ".py" else "//") for f in files),
+                "commits": len(stamps),
+                "days": (max(stamps) - min(stamps)) // 86400 + 1,
+                "hours with a commit": len({stamp // 3600 for stamp in stamps}),
+            }
+        )
+    return rows
+
+
+def _git(*arguments: str) -> list[str]:
+    """The lines that git prints; none where there is no git."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    except FileNotFoundError:
+        return []
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """The ladder at large: every figure that it names is one that a lesson declares, and its chart tells what it draws."""
 
 import math
+import os
+import subprocess
 
 import pytest
 
-from helpers import ladder, notebooks, plots, records
+from helpers import ladder, machine, notebooks, plots, records
 
 WAYS = [(workload, way) for workload in ladder.WORKLOADS for way in workload.ways]
 AWAITED = {"linear_gelu.mojo.16384x4096x1024"}
@@ -60,6 +62,35 @@ def test_lines_are_counted_without_comments_and_docstrings():
     assert ladder.code_lines("// one\nint x;\n", "//") == 1
     lines = {way.tool: way.lines for way in ladder.WORKLOADS[0].ways}
     assert lines["torch.compile"] < lines["Triton"] < lines["Gluon"] < lines["CUDA with wgmma and TMA"]
+
+
+def test_what_kernels_by_hand_took_is_counted_from_the_history(tmp_path, monkeypatch):
+    def git(*arguments, at=0):
+        line = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        date = {"GIT_AUTHOR_DATE": f"@{at} +0000", "GIT_COMMITTER_DATE": f"@{at} +0000"}
+        subprocess.run(line, cwd=tmp_path, env={**os.environ, **date}, check=True, capture_output=True)
+
+    monkeypatch.setattr(ladder, "ROOT", tmp_path)
+    monkeypatch.setattr(ladder, "BY_HAND", {"a kernel": ("k", "k.py")})
+    (tmp_path / "notebooks" / "k").mkdir(parents=True)
+    with pytest.raises(machine.NotReady, match="history is not here"):
+        ladder.cost()
+    git("init")
+    for name, text, at in (
+        ("k/1.cu", "// a word\nint x;\n", 0),
+        ("k/1.cu", "int x;\nint y;\n", 1800),
+        ("other.py", "1\n", 90000),
+        ("k.py", "# a word\nx = 1\n", 90000 + 86400),
+    ):
+        (tmp_path / "notebooks" / name).write_text(text)
+        git("add", ".")
+        git("commit", "-m", name, at=1_700_000_000 // 3600 * 3600 + at)
+    row = {"kernels by hand": "a kernel", "lines": 3, "commits": 3, "days": 3, "hours with a commit": 2}
+    assert ladder.cost() == [row]
+    git("clone", "--depth", "1", f"file://{tmp_path}", "shallow")
+    monkeypatch.setattr(ladder, "ROOT", tmp_path / "shallow")
+    with pytest.raises(machine.NotReady, match="not all of it"):
+        ladder.cost()
 
 
 def test_the_chart_tells_each_mark_and_what_is_missing():

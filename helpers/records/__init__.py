@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from .. import machine, show
+from .. import ROOT, machine, show
 
 FOLDER = Path(__file__).parent
 REFERENCE = FOLDER / "nvidia-h200.json"
@@ -201,12 +201,13 @@ def output(key: str, make: Callable[[], object]) -> "Output":
             _told.add(missing.sentence)
         return Output(json.loads("".join(entry)), False, label(load(OUTPUTS)["texts_made_with"][key]))
     if path := os.environ.get("HELPERS_OUTPUTS"):
+        path = ROOT / path  # the kernel runs in the notebook's folder
         with FileLock(f"{path}.lock"):
-            record = load(Path(path))
+            record = load(path)
             record["texts"][key] = json.dumps(value, ensure_ascii=False, indent=1).splitlines()
             record["texts_made_with"][key] = about | {"gpu": f"made on {about['gpu']}"}
             kept = {name: dict(sorted(record[name].items())) for name in ("texts", "texts_made_with")}
-            Path(path).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+            path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     return Output(value, True, label(about))
 
 
