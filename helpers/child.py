@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import selectors
 import signal
 import socket
@@ -30,6 +31,9 @@ from tempfile import TemporaryFile
 from . import ROOT, machine
 
 VALUE_BYTES = 1 << 26
+SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)$", re.IGNORECASE)
+"""Environment variables that no child gets: not even the zygote, whose memory a text could look through."""
+
 _SCRIPT = str(Path(__file__).with_name("zygote.py"))
 _zygotes: dict[str, "_Zygote"] = {}
 _lock = threading.RLock()
@@ -87,6 +91,7 @@ def run(
     inductor: bool = False,
     packages: str = "",
     share: Sequence[int] = (),
+    sealed: bool = False,
 ) -> Result:
     """Run a module text, then the expression `call`, whose JSON-able value comes back.
 
@@ -97,11 +102,12 @@ def run(
     captures a graph is loaded, which touches no GPU.
     `packages`: "tvm", "jax", "max" or "cutlass", loaded in place of Triton; `helpers.apart` asks for it.
     `share`: at most four file descriptors (memory, say) that the text finds, open, in its global `__shared__`.
+    `sealed`: without the network and the sight of other processes, where the system permits that (`helpers.sealed`).
     """
     if interpreted is None:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     kind = packages or _kind(interpreted, inductor)
-    job = {"text": text, "call": call, "argv": None, "env": _environment(env, kind)}
+    job = {"text": text, "call": call, "argv": None, "env": _environment(env, kind), "sealed": sealed}
     return _carry_out(kind, job, seconds, memory_bytes, output_bytes, share)
 
 
@@ -190,7 +196,7 @@ def close() -> None:
 
 
 def _environment(changes: dict | None, kind: str) -> dict:
-    env = dict(os.environ)
+    env = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
     if kind in ("interpreted", "inductor"):
         env["TRITON_INTERPRET"] = "1"
         env["HELPERS_MODE"] = "cpu"  # what is interpreted runs on the CPU, beside a GPU too; CUDA stays untouched,

@@ -269,12 +269,17 @@ class _Launch:
             self.acquired.append(before)
 
 
+def _lanes(mask) -> np.ndarray:
+    """A mask as booleans: Triton's interpreter makes integers of one that a single comparison was spread over."""
+    return np.asarray(mask if isinstance(mask, np.ndarray) else mask.data, dtype=bool)
+
+
 def _access(access: str, pointers, mask) -> None:
     if _launch is None:
         return
     addresses = pointers.data
     if mask is not None:
-        kept = mask if isinstance(mask, np.ndarray) else mask.data
+        kept = _lanes(mask)
         addresses = addresses.reshape(-1) if kept.all() else np.broadcast_to(addresses, kept.shape)[kept]
     addresses = addresses.reshape(-1)
     if not addresses.size:
@@ -302,7 +307,7 @@ def _collide(pointers, value, mask) -> None:
     """Refuse a store whose lanes leave different values at one address; equal ones do no harm."""
     if _launch is None:
         return
-    kept = np.broadcast_to(mask if isinstance(mask, np.ndarray) else mask.data, pointers.data.shape)
+    kept = np.broadcast_to(_lanes(mask), pointers.data.shape)
     addresses = pointers.data[kept]
     steps = np.diff(addresses.astype(np.int64))
     if (steps > 0).all() or (steps < 0).all():  # the common case, for the price of a difference
@@ -392,7 +397,7 @@ def _watch_memory(it) -> None:
 
     def create_masked_load(self, ptrs, mask, other, *rest, **named):
         _access("load", ptrs, mask)
-        if other is None and not (mask if isinstance(mask, np.ndarray) else mask.data).all():
+        if other is None and not _lanes(mask).all():
             other = undefined(ptrs)
         return load(self, ptrs, mask, other, *rest, **named)
 

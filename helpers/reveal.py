@@ -366,13 +366,16 @@ def compiled(
     num_stages: int = 3,
     line_info: bool = False,
     options: dict | None = None,
+    sealed: bool = False,
 ) -> Compiled:
-    """`triton` for the kernel `name` of a module text; `constants` are expressions. Raises as `triton` does."""
+    """`triton` for the kernel `name` of a module text; `constants` are expressions. Raises as `triton` does.
+
+    sealed: as `child.run` takes it, since the text is run to have its kernel."""
     call = _call(name, types, constants, arch, num_warps, num_stages, line_info, options or {}, None)
     if (text, call) not in _compiled:
         if _gathering:
             raise _Asked(text, call, name, arch)
-        _keep(text, call, name, arch, _compile(text, call, name, arch))
+        _keep(text, call, name, arch, _compile(text, call, name, arch, sealed))
     return _compiled[text, call]
 
 
@@ -801,11 +804,10 @@ def _call(name, types, constants, arch, num_warps, num_stages, line_info, option
     return f"_compile({name}, {types!r}, {{{spelled}}}, {arch!r}, {line_info}, {options!r}, {instead})"
 
 
-def _compile(text: str, call: str, name: str, arch: str):
+def _compile(text: str, call: str, name: str, arch: str, sealed: bool = False):
     with show.working("compiling the kernel"):
-        done = child.run(
-            text + _COMPILE + (_LAYOUTS if "Layout(" in call else ""), call, interpreted=False, seconds=300
-        )
+        layouts = _LAYOUTS if "Layout(" in call else ""
+        done = child.run(text + _COMPILE + layouts, call, interpreted=False, seconds=300, sealed=sealed)
     if not done.ok:
         raise (TypeError if done.error.startswith("TypeError: ") else CompileFailed)(_reason(done, name, arch))
     return done.value

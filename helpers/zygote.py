@@ -227,6 +227,10 @@ def carry_out(job: dict, value_fd: int, shared: tuple[int, ...] = ()) -> int:
 
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # with it the parent asks where the text is, before it stops it
+    if job["sealed"]:
+        from helpers import sealed
+
+        sealed.seal()
     return run_text(job["text"], job["call"], value_fd, shared)
 
 

@@ -4,7 +4,7 @@ The answer's text runs in a child process (`helpers.stage`), which sends back wh
 is compared here, with references the child cannot see, after the child is dead.
 """
 
-from .judge import check_file, judge
+from .judge import Price, check_file, complete, judge, price, unread
 from .notebook import NoSuchExercise, NotPassed, check, no_such, progress, remembered, solution
 from .verdict import Finding, Verdict
 
@@ -12,12 +12,16 @@ __all__ = [
     "Finding",
     "NoSuchExercise",
     "NotPassed",
+    "Price",
     "Verdict",
     "check",
     "check_file",
+    "complete",
     "judge",
     "no_such",
+    "price",
     "progress",
     "remembered",
     "solution",
+    "unread",
 ]

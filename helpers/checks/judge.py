@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -41,17 +43,24 @@ MOST_COMPILED = 4
 
 
 def judge(
-    exercise: Exercise, text: str, *, seed: int | None = None, seconds: float | None = None, sanitize: bool = False
+    exercise: Exercise,
+    text: str,
+    *,
+    seed: int | None = None,
+    seconds: float | None = None,
+    sanitize: bool = False,
+    sealed: bool = False,
 ) -> Verdict:
     """Judge the module text of an answer in this machine's mode.
 
     On a GPU machine the answer first runs as in CPU mode, where stray accesses and races show, then for real; where
     that finds something, and with `sanitize` always, compute-sanitizer looks too. seed: of an earlier verdict, to draw
-    its inputs again. seconds: the limit, by default the exercise's own.
+    its inputs again. seconds: the limit, by default the exercise's own. sealed: the answer runs as `child.run` says;
+    tools that talk to it over the network, which are compute-sanitizer and Nsight Compute, are then left out.
     """
     began = time.monotonic()
     seed = int.from_bytes(os.urandom(4), "little") >> 1 if seed is None else seed
-    trial = Trial(exercise, text, seed, seconds or exercise.seconds, sanitize)
+    trial = Trial(exercise, text, seed, seconds or exercise.seconds, sanitize, sealed)
 
     def verdict(passed: bool | None, findings: list[Finding]) -> Verdict:
         return Verdict(
@@ -72,6 +81,32 @@ def judge(
         said = f"You stopped the check after {time.monotonic() - began:.1f} s{trial.place}."
         raise Stopped(verdict(None, [Finding("timeout", said)])) from stop
     return verdict(None if findings and findings[0].kind in UNJUDGED else not findings, findings)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one large call of an answer costs. On a GPU µs (unit "us"), against those of a rival, timed in turns; in CPU
+    mode the bytes that its kernels ask for, against the least."""
+
+    value: float
+    against: float
+    unit: str
+
+    @property
+    def over(self) -> float:
+        """How many times what it is set against: lower is better, on either machine."""
+        return self.value / self.against
+
+
+def price(exercise: Exercise, text: str, inputs: Callable, rival: Callable, *, sealed: bool = False) -> Price | Finding:
+    """The price of an answer that has passed; a finding where this call fails.
+
+    inputs, rival: as in `exercises.Speed`; sealed: as for `judge`.
+    """
+    seed = int.from_bytes(os.urandom(4), "little") >> 1
+    trial = Trial(exercise, text, seed, exercise.seconds, sealed=sealed)
+    found = trial.timed(inputs, rival) if trial.gpu else trial.asked(inputs)
+    return found if isinstance(found, Finding) else Price(*found, "us" if trial.gpu else "bytes")
 
 
 class Stopped(machine.Plain, KeyboardInterrupt):
@@ -100,7 +135,13 @@ def answer_text(exercise: Exercise, path: Path) -> str:
         return source.notebook(path, exercise.entry)
     text = path.read_text(encoding="utf-8")
     compile(text, str(path), "exec")
-    return source.module_text([import_cell(exercise), text], [exercise.entry], path.name)
+    return complete(exercise, [text], path.name)
+
+
+def complete(exercise: Exercise, cells: list[str], where: str) -> str:
+    """The module text of the answer in some cells, which find the lab's imports done. Raises `source.Missing`, which
+    says `where` in words."""
+    return source.module_text([import_cell(exercise), *cells], [exercise.entry], where)
 
 
 def import_cell(exercise: Exercise) -> str:
@@ -139,9 +180,9 @@ class Trial:
     """One answer being judged. `checked` and `unchecked` collect what the verdict tells of it; `place`: in words,
     where the answer was when the learner stopped it."""
 
-    def __init__(self, exercise: Exercise, text: str, seed: int, seconds: float, sanitize: bool = False):
+    def __init__(self, exercise: Exercise, text: str, seed: int, seconds: float, sanitize=False, sealed=False):
         self.exercise, self.text, self.seed, self.seconds = exercise, text, seed, seconds
-        self.sanitize = sanitize
+        self.sanitize, self.sealed, self.traces = sanitize, sealed, False
         self.checked: list[str] = []
         self.unchecked: list[str] = []
         self.printed = self.place = ""
@@ -177,7 +218,7 @@ class Trial:
         if self.gpu:
             # what the second pass runs in, and what counts bytes, is loaded while the first one is at work
             child.warm(inductor=self.exercise.rung == "compiler")
-            if any(limit.inputs for limit in self.exercise.limits):
+            if any(limit.inputs for limit in self.exercise.limits) and not self.sealed:
                 with contextlib.suppress(machine.NotReady):  # `few_bytes` says so
                     self.counting = sanitizer.counting()
             if self.exercise.reference and not self.exercise.needs:
@@ -361,7 +402,7 @@ class Trial:
             "inspected": inspected,
             "ahead": self.launched if mode == "gpu" and speed is None else [],
             "same_bits": bool(self.exercise.same_bits) and not inspected,
-            "trace": any(limit.fact in stage.TRACED for limit in self.exercise.limits),
+            "trace": self.traces or any(limit.fact in stage.TRACED for limit in self.exercise.limits),
             "drive": _travel(self.exercise.drive),
             "cases": [packed(i, case, twice and n == 0) for n, (i, case) in enumerate(cases)],
             "speed": speed,
@@ -385,6 +426,7 @@ class Trial:
                     inductor=self.exercise.rung == "compiler" and bool(self.exercise.drive),
                     packages="" if self.exercise.mojo and self.exercise.mojo.main else self.exercise.package,
                     share=(job_file.fileno(), left_file.fileno()),
+                    sealed=self.sealed,
                 )
             except child.Stopped as stopped:
                 at = next((m["case"] for m, _ in reversed(_left(left_file)) if "case" in m), -1)
@@ -398,8 +440,9 @@ class Trial:
     def sanitized(self) -> list[Finding]:
         """What compute-sanitizer sees of the answer on the GPU: its first report of each tool."""
         path = sanitizer.program()
-        if path is None:
-            self.unchecked.append("compute-sanitizer: it is not installed")
+        if path is None or self.sealed:
+            why = "it is not installed" if path is None else "it reaches its program over the network, which is shut"
+            self.unchecked.append(f"compute-sanitizer: {why}")
             return []
         cases = [(i, case) for i, case in self.cases("gpu") if not case.memory_bytes and case.mode != "gpu"]
         # not for copies that a unit makes
@@ -562,6 +605,7 @@ class Trial:
                     machine.here().arch,
                     launch["num_warps"],
                     launch["num_stages"],
+                    sealed=self.sealed,
                 )
             except (reveal.CompileFailed, TypeError) as refused:
                 return [Finding("compile", f"The interpreter runs it, a GPU's compiler refuses it. {refused}")]
@@ -578,6 +622,9 @@ class Trial:
 
     def few_bytes(self) -> list[Finding]:
         """What large calls read from the GPU's memory, by its counters, against the exercise's limits."""
+        if self.sealed:
+            self.unchecked.append("bytes from the GPU's memory: the profiler needs the network, which is shut")
+            return []
         large = [Case("a large call", limit.inputs) for limit in self.exercise.limits if limit.inputs]
         cases = list(enumerate(large, len(self.exercise.cases) + 1))
         try:
@@ -599,18 +646,34 @@ class Trial:
     def fast_enough(self) -> list[Finding]:
         """Time the answer against its rival, in one process."""
         speed = self.exercise.speed
-        case = Case("timed", speed.inputs)
-        left, done = self.played("gpu", [], {**_travel(speed.rival), "as_case": case})
-        times = next((m["seconds"] for m, _ in left if m.get("event") == "speed"), None)
-        if times is None:
-            return [failed(left[-1][0] if left else {}, done, self.text)]
-        (mine, _, _), (rival, _, _) = times
+        times = self.timed(speed.inputs, speed.rival)
+        if isinstance(times, Finding):
+            return [times]
+        mine, rival = times
         share = rival / mine
         if share < speed.least:
             said = speed.says.format(share=f"{share:.2f}", least=f"{speed.least:.2f}")
             return [Finding("too-slow", said, {"us": mine, "rival_us": rival, "share": share})]
         self.checked.append(f"{share:.2f} of its rival's speed (at least {speed.least:.2f})")
         return []
+
+    def timed(self, inputs: Callable, rival: Callable) -> tuple[float, float] | Finding:
+        """µs of the answer and of a rival, in turns in one process, on a GPU; or how that process ended."""
+        left, done = self.played("gpu", [], {**_travel(rival), "as_case": Case("timed", inputs)})
+        times = next((m["seconds"] for m, _ in left if m.get("event") == "speed"), None)
+        return failed(left[-1][0] if left else {}, done, self.text) if times is None else (times[0][0], times[1][0])
+
+    def asked(self, inputs: Callable) -> tuple[float, float] | Finding:
+        """Bytes that the kernels of one call ask for, counted in CPU mode, and the least: each tensor that comes in
+        read once, each that goes out written once; or how the process ended."""
+        self.traces = True
+        left, done = self.played("cpu", [(0, Case("counted", inputs))])
+        one = next((m for m, _ in left if m.get("event") == "left"), None)
+        if one is None:
+            return failed(left[-1][0] if left else {}, done, self.text)
+        out = sum(math.prod(said["size"]) * getattr(torch, said["dtype"]).itemsize for said in one["tensors"])
+        given = tensors(self.drawn(0, Case("counted", inputs)))
+        return one["facts"]["bytes"], traffic.least(given) + out
 
 
 class Unreadable(ValueError):

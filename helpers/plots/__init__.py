@@ -6,7 +6,7 @@ Colours are Okabe and Ito's palette, told apart by readers who cannot tell red f
 what colour says. Figures are made without pyplot, so a notebook never shows one twice.
 """
 
-from .charts import Moved, bars, climb, ladder, lines, traffic
+from .charts import Moved, bars, climb, ladder, lines, search, traffic
 from .flow import flowchart
 from .grid import launch
 from .roofs import Point, attainable, compute_roof, datasheet, roofline
@@ -14,4 +14,5 @@ from .spans import Span, timeline
 from .style import BLUE, VERMILION, known, number
 
 __all__ = ["BLUE", "VERMILION", "Moved", "Point", "Span", "attainable", "bars", "climb", "compute_roof"]
-__all__ += ["datasheet", "flowchart", "known", "ladder", "launch", "lines", "number", "roofline", "timeline", "traffic"]
+__all__ += ["datasheet", "flowchart", "known", "ladder", "launch", "lines", "number", "roofline", "search", "timeline"]
+__all__ += ["traffic"]

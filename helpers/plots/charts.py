@@ -305,3 +305,29 @@ def lines(
         said.append(where)
     heading = f"{title}: lines" if title else "Lines"
     return show.Picture(figure, f"{heading} of {ylabel} over {xlabel}. {'; '.join(said)}.")
+
+
+def search(tries: Sequence[float | None], ylabel: str, title: str = "", floor_label: str = "") -> show.Picture:
+    """What a search tried, one after another, and the best so far: lower is better, and 1 is what it is set against.
+
+    tries: of each the cost, or None where it was no answer; these are crosses at the foot. floor_label: what 1 is.
+    """
+    there = {i: cost for i, cost in enumerate(tries, 1) if known(cost)}
+    failed = [i for i in range(1, len(tries) + 1) if i not in there]
+    best = [(i, cost) for i, cost in there.items() if all(cost < there[j] for j in there if j < i)]
+    figure, axes = blank(title, height=3.6)
+    axes.plot(list(there), list(there.values()), "o", color=SKY, markersize=8, label="passed")
+    axes.plot(failed, [0.0] * len(failed), "x", color=PALETTE[1], markersize=8, clip_on=False, label="did not")
+    ends = [*best, *([(len(tries), best[-1][1])] if best else [])]
+    axes.step([i for i, _ in ends], [cost for _, cost in ends], where="post", color=PALETTE[0], linewidth=2.4,
+              label="best so far")  # fmt: skip
+    axes.axhline(1.0, color=BLACK, linestyle="--", linewidth=1.2, label=floor_label or None)
+    axes.set(xlabel="answer", ylabel=ylabel, xlim=(0.5, len(tries) + 0.5), ylim=(0, 1.15 * max([1.0, *there.values()])))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(True, color="0.9", linewidth=0.8)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    said = "; ".join(f"{number(cost)} from answer {i}" for i, cost in best) or "none"
+    heading = (
+        f"{title}. {len(there)} of {len(tries)} answers passed" if title else f"{len(there)} of {len(tries)} passed"
+    )
+    return show.Picture(figure, f"{heading}; best so far, {ylabel}: {said}.")
