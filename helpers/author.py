@@ -67,18 +67,13 @@ class Task:
         return f"{_question(one)}\n\nCalls, for example:\n{calls}\n\nRules:\n{rules}"
 
 
-def task(name: str, inputs: Callable | None = None, rival: Callable | None = None) -> Task:
-    """The exercise `name` as a task; inputs and rival by default those of its own `speed`.
-
-    Raises KeyError for a name that there is not, and ValueError for an exercise that asks for no kernel of Triton or
-    CUDA C, or has no `speed` where inputs or rival are left out.
-    """
+def task(name: str, inputs: Callable[[Draw], tuple], rival: Callable) -> Task:
+    """The exercise `name` as a task. Raises KeyError where there is none of this name, and ValueError for one that asks
+    for no kernel of Triton or CUDA C."""
     one = every()[name]
     if one.made_of not in RULES:
         raise ValueError(f"{name} asks for no kernel of {' or '.join(RULES)}: a model cannot be given it.")
-    if not one.speed and not (inputs and rival):
-        raise ValueError(f"{name} says not by which call its answers are priced: give inputs and rival.")
-    return Task(one, inputs or one.speed.inputs, rival or one.speed.rival)
+    return Task(one, inputs, rival)
 
 
 @dataclass(frozen=True)
@@ -166,8 +161,8 @@ class Log:
         asking, checking = sum(one.reply.seconds for one in self.attempts), sum(one.seconds for one in self.attempts)
         passed = sum(one.passed for one in self.attempts)
         said = f"{self.task.exercise.name}: {len(self.attempts)} answers, {passed} passed; {calls} calls, "
-        said += f"{tokens:,} tokens, {asking:.1f} s of asking, {checking:.1f} s of checking. ★ is kept."
-        return f"{said} {self.ended}".strip()
+        said += f"{tokens:,} tokens, {asking:.1f} s of asking, {checking:.1f} s of checking."
+        return " ".join(filter(None, [said, "★ is kept." if passed else "", self.ended]))
 
     def picture(self):
         """The price of each answer that passed, and the best so far."""
@@ -175,7 +170,7 @@ class Log:
         costs = [one.price.over if one.price else None for one in self.attempts]
         return plots.search(costs, f"times {over}", f"{self.task.exercise.name}: what a search kept", one)
 
-    def show(self, number: int) -> None:
+    def look(self, number: int) -> None:
         """Answer `number` (from 1): its code, and the verdict on it."""
         one = self.attempts[number - 1]
         if one.code:

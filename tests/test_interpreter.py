@@ -105,6 +105,22 @@ def test_a_neighbour_in_memory_does_not_lend_its_room():
         copy[(8,)](both[:1000], both[1024:], 1024, B=128, MASKED=True)
 
 
+@triton.jit
+def some_rows(o_ptr, x_ptr, rows, cols, ROWS: tl.constexpr, B: tl.constexpr):
+    col = tl.arange(0, B)
+    for i in range(ROWS):
+        row = tl.program_id(0) * ROWS + i
+        inside = (col < cols) & (row < rows)  # a block and a number: the interpreter makes integers of the latter
+        tl.store(o_ptr + row * cols + col, tl.load(x_ptr + row * cols + col, mask=inside), mask=inside)
+
+
+def test_a_mask_that_is_partly_a_number():
+    x, o = torch.randn(5, 12), torch.empty(5, 12)
+    with interpreter.record() as log:
+        some_rows[(2,)](o, x, 5, 12, ROWS=4, B=16)
+    assert torch.equal(x, o) and log.bytes_read == log.bytes_written == 4 * x.numel()
+
+
 def test_views_count_by_their_span():
     x = torch.arange(64.0).reshape(8, 8)
     o = torch.empty(4)

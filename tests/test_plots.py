@@ -131,6 +131,15 @@ def test_lines_describe_ends_and_extremes():
     texts_inside(picture.figure)
 
 
+def test_a_search_tells_each_step_of_its_best():
+    picture = plots.search([None, 3.0, 3.5, math.nan, 1.25, 1.25], "times the least", "rmsnorm", "the least")
+    assert picture.text == (
+        "rmsnorm. 4 of 6 answers passed; best so far, times the least: 3 from answer 2; 1.25 from answer 5."
+    )
+    texts_inside(picture.figure)
+    assert plots.search([None], "x").text == "0 of 1 answers passed; best so far, x: none."
+
+
 @pytest.mark.parametrize(
     ("value", "printed"),
     [(0.0833333, "0.0833"), (1234.5, "1234"), (4.0, "4"), (989e12, "9.89e+14"), (100, "100")],

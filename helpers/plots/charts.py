@@ -327,7 +327,5 @@ def search(tries: Sequence[float | None], ylabel: str, title: str = "", floor_la
     axes.grid(True, color="0.9", linewidth=0.8)
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     said = "; ".join(f"{number(cost)} from answer {i}" for i, cost in best) or "none"
-    heading = (
-        f"{title}. {len(there)} of {len(tries)} answers passed" if title else f"{len(there)} of {len(tries)} passed"
-    )
-    return show.Picture(figure, f"{heading}; best so far, {ylabel}: {said}.")
+    told = f"{len(there)} of {len(tries)} answers passed; best so far, {ylabel}: {said}."
+    return show.Picture(figure, f"{title}. {told}" if title else told)
