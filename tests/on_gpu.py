@@ -278,7 +278,7 @@ class Room:
                     self.left.append(item)
                     continue
                 self.busy.append((item, gpu))
-            threads = str(max(2, (os.cpu_count() or 2) // jobs))
+            threads = str(min(4, max(1, len(os.sched_getaffinity(0)) // jobs)))
             outcome = run(item, {"CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": threads} if gpu else {}, self.until)
             with self.changed:
                 self.busy.remove((item, gpu))
@@ -309,7 +309,7 @@ class Room:
 
 def jobs_here(gpus: int) -> int:
     """How many items this machine runs at a time."""
-    cpu = (os.cpu_count() or 1) / JOB_CPUS
+    cpu = len(os.sched_getaffinity(0)) / JOB_CPUS
     room = psutil.virtual_memory().available / JOB_BYTES
     return max(1, int(min(cpu, room, gpus * machine.here().free_bytes() / JOB_GPU_BYTES)))
 
