@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -246,15 +246,30 @@ def _carry_out(kind, job, seconds, memory_bytes, output_bytes, share=()) -> Resu
     job = _placed(job, memory_bytes)
     if not _can_fork():
         return _plain(kind, job, seconds, output_bytes, share)
+    with _zygote_for(kind) as zygote:
+        return zygote.carry_out(job, seconds, output_bytes, share)
+
+
+@contextlib.contextmanager
+def _zygote_for(kind: str) -> Iterator["_Zygote"]:
+    """A zygote for one job: the one that waits, or another where a thread has that at work. One of a kind is kept."""
     with _lock:
-        try:
-            return _zygote(kind).carry_out(job, seconds, output_bytes, share)
-        except Stopped:  # in order: the zygote waits for the next job
-            raise
-        except BaseException:
-            if kind in _zygotes:  # it may not have started
-                _zygotes.pop(kind).close()
-            raise
+        zygote = _zygote(kind)
+        busy = f"{kind} {id(zygote)}"
+        _zygotes[busy] = _zygotes.pop(kind)
+    try:
+        yield zygote
+    except Stopped:  # in order: the zygote waits for the next job
+        raise
+    except BaseException:  # it may not have started
+        zygote.close()
+        raise
+    finally:
+        with _lock:
+            ours = _zygotes.pop(busy, None)  # None: `close` has ended it
+            kept = ours and zygote.alive() and _zygotes.setdefault(kind, zygote) is zygote
+        if ours and not kept:
+            zygote.close()
 
 
 def _zygote(kind) -> "_Zygote":

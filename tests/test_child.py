@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,25 @@ def test_a_zygote_ends_with_its_parent(end):
             break
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the zygote")
+def test_calls_of_several_threads_run_side_by_side(tmp_path):
+    """Each waits for the other: one after the other, the first would wait in vain."""
+    text = (
+        "import pathlib, time\n"
+        "def meet(mine, other):\n"
+        "    pathlib.Path(mine).touch()\n"
+        "    while not pathlib.Path(other).exists():\n"
+        "        time.sleep(0.01)\n"
+        "    return 'met'\n"
+    )
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    with ThreadPoolExecutor() as pool:
+        met = pool.map(lambda pair: child.run(text, f"meet{pair}", interpreted=False, seconds=40), [(a, b), (b, a)])
+    assert [one.value for one in met] == ["met", "met"]
+    assert sum("compiled" in kind for kind in child._zygotes) == 1  # the other one has ended
+    assert child.run("", "6 * 7", interpreted=False).value == 42
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the zygote")
