@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -16,11 +15,13 @@ import tempfile
 import time
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+import pytest
 import requests
 from tornado import gen, httpclient, ioloop, websocket
 
@@ -80,20 +81,43 @@ def proxy(folder: Path) -> str:
     return str(folder / "node_modules/.bin/configurable-http-proxy")
 
 
+@contextmanager
+def passable(*needed: Path) -> Iterator[list[str]]:
+    """The beginning of a command whose process, and all below it, finds `needed` open to every account."""
+    closed = closed_folders(*needed)
+    inside = ["unshare", "--mount", "sh", "-c", OPEN.format(closed=" ".join(map(str, closed))), "sh"]
+    if not closed:
+        yield []
+    elif subprocess.run([*inside, "true"], capture_output=True).returncode == 0:
+        yield inside
+    elif os.environ.get("HELPERS_HUB") == "required":  # a machine made for the tests, and one that may not mount
+        before = {folder: folder.stat().st_mode for folder in closed}
+        try:
+            for folder, mode in before.items():
+                folder.chmod(mode | 0o001)
+            yield []
+        finally:
+            for folder, mode in before.items():
+                folder.chmod(mode)
+    else:
+        pytest.skip(f"other accounts cannot get to this Python, since {closed[0]} is closed to them")
+
+
 def closed_folders(*needed: Path) -> list[Path]:
-    """The topmost folders that keep other accounts from getting to `needed`."""
-    above = {folder for path in needed for folder in (path, *path.parents) if not folder.stat().st_mode & 0o001}
-    return sorted(folder for folder in above if not above & set(folder.parents))
+    """The folders that keep other accounts from getting to `needed`, outer ones first."""
+    above = {folder for path in needed for folder in (path, *path.parents)}
+    return sorted(folder for folder in above if not folder.stat().st_mode & 0o001)
 
 
 @dataclass
 class Hub:
-    """A running hub. `folder` holds the checkout, the homes and the log."""
+    """A running hub. `folder` holds the checkout, the homes and the log; `full` is who has a full disk."""
 
     folder: Path
     address: str
     passwords: dict[str, str]
     process: subprocess.Popen
+    full: str
     homes: Path = field(init=False)
 
     def __post_init__(self):
@@ -119,7 +143,7 @@ class Learner:
         form = {"username": self.name, "password": password, "_xsrf": self._token("/hub/")}
         return self.browser.post(f"{self.hub.address}/hub/login", data=form, timeout=120)
 
-    def start(self, seconds: float = 300) -> float:
+    def start(self, seconds: float = 600) -> float:
         """Log in, and wait for the server as the page in the browser does. Returns the seconds that it took."""
         began = time.monotonic()
         self.page = self.log_in()
@@ -128,7 +152,7 @@ class Learner:
             self.page.raise_for_status()
             if urllib.parse.urlsplit(self.page.url).path.startswith(f"/user/{self.name}/"):
                 return time.monotonic() - began
-            time.sleep(0.5)
+            time.sleep(1)
         raise TimeoutError(f"{self.name} has no server after {seconds:g} s:\n{self.hub.log()[-8000:]}")
 
     def _token(self, path: str) -> str:
@@ -211,55 +235,72 @@ def serving(names: list[str], full: str = "", stub: bool = False, environment: d
 
     full: one of the names, whose disk is full. stub: servers are `STUB`, and what comes before them is real.
     """
-    folder = Path(tempfile.mkdtemp(prefix="hub"))  # not below pytest's, which is closed to other accounts
-    folder.chmod(0o755)
-    group = f"learners{secrets.token_hex(3)}"
-    checkout = lab_server.copy_of_checkout(folder / "checkout")
-    shutil.rmtree(checkout / "solutions")
-    (folder / "homes").mkdir()
-    env = {**os.environ, "HUB_LEARNERS": group, "HUB_HOMES": str(folder / "homes"), "HUB_STATE": str(folder / "state")}
-    env |= {"PYTHONPATH": str(checkout), **(environment or {})}
-    config = folder / "config.py"
-    ports = dict(zip(("public", "hub", "api"), free_ports(3), strict=True))
-    text = PORTS.format(config=str(checkout / "workshop" / "jupyterhub_config.py"), proxy=[proxy(folder)], **ports)
-    if stub:
-        text += f"c.Spawner.cmd = {[sys.executable, '-c', STUB.format(version=metadata.version('jupyterhub'))]!r}\n"
-    config.write_text(text)
-    command = [sys.executable, "-m", "jupyterhub", "-f", str(config)]
-    needed = [Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()]
-    if closed := closed_folders(*needed):
-        script = OPEN.format(closed=" ".join(map(str, closed)))
-        command = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="hub"))  # not below pytest's, which is closed to other accounts
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder.chmod(0o755)
+        checkout = lab_server.copy_of_checkout(folder / "checkout")
+        shutil.rmtree(checkout / "solutions")
+        ports = dict(zip(("public", "hub", "api"), free_ports(3), strict=True))
+        text = PORTS.format(config=str(checkout / "workshop" / "jupyterhub_config.py"), proxy=[proxy(folder)], **ports)
+        if stub:
+            text += f"c.Spawner.cmd = {[sys.executable, '-c', STUB.format(version=metadata.version('jupyterhub'))]!r}\n"
+        (folder / "config.py").write_text(text)
+
+        env = os.environ | {"HUB_LEARNERS": f"learners{secrets.token_hex(3)}", "HUB_STATE": str(folder / "state")}
+        env |= {"HUB_HOMES": str(folder / "homes"), "PYTHONPATH": str(checkout), **(environment or {})}
+        begin = stack.enter_context(passable(Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()))
+        passwords = stack.enter_context(accounts(names, checkout, env))
+        if full:
+            full = full if stack.enter_context(small_disk(folder / "homes" / full)) else ""
+        command = [*begin, sys.executable, "-m", "jupyterhub", "-f", str(folder / "config.py")]
+        log = stack.enter_context((folder / "hub.log").open("w"))
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+        stack.callback(_end, process)
+        hub = Hub(folder, f"http://127.0.0.1:{ports['public']}", passwords, process, full)
+        _wait(hub)
+        yield hub
+
+
+@contextmanager
+def accounts(names: list[str], checkout: Path, env: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Accounts of this machine and their passwords, made by workshop/accounts; gone again at the end."""
+    Path(env["HUB_HOMES"]).mkdir()
     try:
-        sheet = subprocess.run(
+        made = subprocess.run(
             [checkout / "workshop" / "accounts"],
             input="".join(f"{name}\n" for name in names), env=env, text=True, check=True, capture_output=True,
-        ).stdout  # fmt: skip
-        passwords = dict(line.split(",") for line in sheet.splitlines())
-        if full:
-            small = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder / "homes" / full]
-            subprocess.run(small, check=True)
-        with (folder / "hub.log").open("w") as log:
-            process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
-        hub = Hub(folder, f"http://127.0.0.1:{ports['public']}", passwords, process)
-        try:
-            _wait(hub)
-            yield hub
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(timeout=90)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        )  # fmt: skip
+        yield dict(line.split(",") for line in made.stdout.splitlines())
     finally:
+        for left in [p for p in psutil.process_iter(["username"]) if p.info["username"] in names]:
+            with suppress(psutil.NoSuchProcess):
+                left.kill()
+                left.wait(timeout=30)
         for name in names:
-            subprocess.run(["pkill", "-KILL", "-u", name])
-            subprocess.run(["userdel", name], capture_output=True)
-        if full:
-            subprocess.run(["umount", folder / "homes" / full])
-        subprocess.run(["groupdel", group])
-        shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run(["userdel", name])
+        subprocess.run(["groupdel", env["HUB_LEARNERS"]])
+
+
+@contextmanager
+def small_disk(home: Path) -> Iterator[bool]:
+    """A disk of 1 MB in place of a learner's folder; False where this machine may not mount one."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", home], capture_output=True)
+    try:
+        yield mounted.returncode == 0
+    finally:
+        if mounted.returncode == 0:
+            subprocess.run(["umount", home], check=True)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ask the hub to end, which stops the servers first."""
+    process.terminate()
+    try:
+        process.wait(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def free_ports(number: int) -> list[int]:

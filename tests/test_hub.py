@@ -176,6 +176,8 @@ def test_a_released_lab_that_changed_reaches_an_edited_copy_beside_it(room):
 
 def test_on_a_full_disk_a_sentence_and_no_server(room):
     learner = room.learners[8]
+    if room.full != learner.name:
+        pytest.skip("this container may not mount a small disk")
     page = learner.log_in()
     end = time.monotonic() + 60
     while "disk that your files lie on is full" not in page.text and time.monotonic() < end:
