@@ -38,7 +38,7 @@ GPUS = [gpu.strip() for gpu in os.environ.get("HUB_GPUS", "").split(",") if gpu.
 IDLE = 60 * int(os.environ.get("HUB_IDLE_MINUTES", "60"))
 PROCESSES = 4096  # of one account, threads among them: PyTorch starts as many as there are processors
 FULL = 50 * 2**20  # bytes: with less, the lessons do not fit, and soon a notebook cannot be saved
-START_SECONDS = 900
+START_SECONDS = 1800  # the time in line counts
 
 gate = asyncio.Semaphore(int(os.environ.get("HUB_STARTING", "0")) or max(2, len(CPUS) // 2))
 line: list["Seat"] = []  # who waits at the gate, first come first
