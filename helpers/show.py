@@ -181,7 +181,7 @@ def code(
         out_text.append(f"{'>' if hit else ' '} {number:{width}} {content}")
         style = "background:#F0E44266;font-weight:bold;" if hit else ""
         out_html.append(
-            f'<div style="{style}white-space:pre"><span style="opacity:.5">{number:{width}}</span> '
+            f'<div style="{style}white-space:pre"><span style="opacity:.75">{number:{width}}</span> '
             f"{_escape(content)}</div>"
         )
     title = " · ".join(filter(None, [caption, language, f"{len(chosen)} of {len(every)} lines"]))
