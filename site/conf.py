@@ -27,11 +27,16 @@ html_math_renderer = "mathml"
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-contrast-dark"
 
 
+def place(name):
+    """Where a page stands in the sidebar: lessons by their numbers (12 before 12_2), the glossary, the rest."""
+    return not name.startswith("notebooks/"), [int(number) for number in re.findall(r"\d+(?=_)", name)] or [99], name
+
+
 def adapt(app, docname, source):
     """Name the pages for the sidebar, on the front page; link to a lab as a download, and to a cell by its id."""
     source[0] = re.sub(r"\]\(((?:\.\./)?labs/)", r"](path:\1", source[0]).replace(".ipynb#cell-id=", ".html#")
     if docname == root_doc:
-        pages = sorted(app.env.found_docs - {root_doc}, key=lambda name: (not name.startswith("notebooks/"), name))
+        pages = sorted(app.env.found_docs - {root_doc}, key=place)
         source[0] += "\n".join(["", "```{toctree}", ":hidden:", ":titlesonly:", *pages, "```", ""])
 
 

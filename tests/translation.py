@@ -72,16 +72,20 @@ def differences(english: str, chinese: str) -> list[str]:
 
 
 def stamp(english: str, chinese: str) -> str:
-    """The Chinese page, each section marked as made from the English one in the same place."""
-    pairs = zip(sections(english), sections(MARK.sub("", chinese)), strict=True)
-    return "".join(theirs.replace("\n", f"\n{mark(ours)}", 1) for ours, theirs in pairs)
+    """The Chinese page, each section that keeps what it should marked as made from the English one in its place."""
+    left, right = sections(english), sections(chinese)
+    if len(left) != len(right):
+        return chinese
+    return "".join(
+        MARK.sub("", theirs).replace("\n", f"\n{mark(ours)}", 1) if kept(ours) == kept(theirs) else theirs
+        for ours, theirs in zip(left, right, strict=True)
+    )
 
 
 def main(folder: Path = ROOT) -> int:
     """Stamp README.zh.md; 1 where it differs from README.md still, with sentences that say how."""
     english, path = (folder / "README.md").read_text(), folder / "README.zh.md"
-    if len(sections(english)) == len(sections(path.read_text())):
-        path.write_text(stamp(english, path.read_text()))
+    path.write_text(stamp(english, path.read_text()))
     left = differences(english, path.read_text())
     print("\n".join(left or ["README.zh.md is in step with README.md."]))
     return int(bool(left))
