@@ -30,8 +30,11 @@ from helpers import ROOT, copies, machine, records
 from tests import answers
 
 FOLDERS = ("notebooks", "labs", "solutions")
-TOGETHER = 15
-"""Answers to one exercise that a process judges; more of them are shared among several."""
+TOGETHER, FEW = 15, 6
+"""Answers to one exercise that a process judges, and of one of `SLOW`; more of them are shared among several."""
+
+SLOW = ("custom-operator", "max-operator", "paged-decode", "quantise-cache", "two-stages", "weight-gradient")
+"""Exercises whose answers take seven seconds each, or more."""
 
 PART_MINUTES = 8.7
 """What a part may take: what would not end by then is not begun, and what has not ended is stopped and left over."""
@@ -82,7 +85,7 @@ def items() -> list[Item]:
         for path in sorted((ROOT / folder).glob("*.ipynb")):
             found.append(Item(f"{folder}/{path.name}", ("-m", "helpers", "run", str(path), "--out", "OUT"), guess))
     for name, count in Counter(answer.exercise for answer in answers.written()).items():
-        shares = math.ceil(count / TOGETHER)
+        shares = math.ceil(count / (FEW if name in SLOW else TOGETHER))
         for i in range(1, shares + 1):
             title = f"answers/{name}" + f", {i} of {shares}" * (shares > 1)
             guess = 15 + 4 * count / shares

@@ -21,6 +21,7 @@ def test_everything_is_an_item():
     assert len(set(names)) == len(names)
     for path in [*ROOT.glob("[nls]*/[0-9]*.ipynb"), *ROOT.glob("tests/test_*.py")]:
         assert f"{path.parent.name}/{path.name}" in names
+    assert set(on_gpu.SLOW) <= set(exercises.every())
     assert {re.match(r"answers/([\w-]+)", name)[1] for name in names if name.startswith("answers/")} == set(
         exercises.every()
     )
