@@ -33,8 +33,10 @@ def start() -> None:
     problem = doctor.blocking()
     if problem:
         raise problem
-    from . import show  # it needs IPython, which may have been the problem
+    from . import room, show  # they need IPython, which may have been the problem
 
     show.note(machine.banner())
+    if said := room.announced():
+        show.note(said)
     for warning in doctor.warnings():
         show.note(warning, kind="warning")

@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import sys
-import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 from . import ROOT, WORK, machine
@@ -39,16 +39,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument("--seed", type=int, metavar="N", help="draw the inputs of an earlier verdict again")
     check.add_argument("--sanitize", action="store_true", help="on a GPU, ask compute-sanitizer too (a minute)")
+    _with_cluster(check)
     check.set_defaults(do=_check)
 
     grade = commands.add_parser("grade", help="judge every answer in notebooks, one row an exercise")
     grade.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK", help="a notebook, or a folder of them")
     grade.add_argument("--json", action="store_true", help="print one JSON list")
-    grade.add_argument("--csv", type=Path, metavar="FILE", help="write the rows to FILE as well")
+    grade.add_argument("--csv", type=Path, metavar="FILE", help="write the rows to FILE as well; while it goes on they "
+                       "stand in FILE.part, from which a run that was broken off goes on")  # fmt: skip
+    _with_cluster(grade)
     grade.set_defaults(do=_grade)
 
     progress = commands.add_parser("progress", help="what is passed, the last findings, and the next exercise")
     progress.set_defaults(do=_progress)
+
+    room = commands.add_parser("room", help="who in a class is at which exercise, with which finding, for how long")
+    room.add_argument("folder", type=Path, metavar="DIR", help="made if missing; learners name it in HELPERS_ROOM")
+    room.add_argument("--every", type=float, default=5, metavar="S", help="seconds between two looks (default 5)")
+    room.add_argument("--once", action="store_true", help="look once")
+    room.add_argument("--json", action="store_true", help="look once, and print one JSON list")
+    room.set_defaults(do=_room)
 
     run = commands.add_parser("run", help="run notebooks and save them with outputs, in canonical form")
     run.add_argument("notebooks", nargs="+", type=Path, metavar="NOTEBOOK")
@@ -61,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measure.add_argument("--ladder", action="store_true", help="the figures of lesson 12's ladder on your card, into "
                          "work/ladder.json; run again, it goes on where it was broken off")  # fmt: skip
     measure.add_argument("--out", type=Path, metavar="FILE", help="merge figures into FILE, and save no notebook")
+    _with_cluster(measure)
     measure.set_defaults(do=_measure)
 
     labs = commands.add_parser("labs", help="write labs/ from solutions/")
@@ -85,6 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print(str(stop) or "Interrupted.", file=sys.stderr)
         return 130
+
+
+def _with_cluster(command: argparse.ArgumentParser) -> None:
+    """The option of what may be done by the workers of a cluster."""
+    command.add_argument("--cluster", metavar="ADDRESS", default=os.environ.get("HELPERS_CLUSTER", ""),
+                         help="of a Dask scheduler whose workers do it (default: HELPERS_CLUSTER)")  # fmt: skip
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -133,7 +150,7 @@ def _exercises(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from . import checks, exercises
+    from . import checks, exercises, room
 
     every = exercises.every()
     if options.name not in every:
@@ -142,8 +159,11 @@ def _check(options: argparse.Namespace) -> int:
     if not options.file.is_file():
         print(f"{options.file}: there is no such file", file=sys.stderr)
         return 2
+    if said := room.announced():
+        print(said, file=sys.stderr)
+    given = {"seed": options.seed, "sanitize": options.sanitize, "address": options.cluster}
     with redirect_stdout(sys.stderr):  # what is said while it goes on is no part of the verdict
-        verdict = checks.check_file(every[options.name], options.file, seed=options.seed, sanitize=options.sanitize)
+        verdict = checks.check_file(every[options.name], options.file, **given)
         verdict = checks.remembered(every[options.name], verdict)
     print(json.dumps(verdict.data(), ensure_ascii=False) if options.json else verdict)
     return {True: 0, False: 1, None: 3}[verdict.passed]
@@ -158,16 +178,34 @@ def _grade(options: argparse.Namespace) -> int:
         return 2
     with _line() as show_line:
         show_line(f"grading {len(paths)} notebooks")
-        rows = grading.grade(paths, lambda done, total, row: show_line(f"{done} of {total} answers: {row.exercise}"))
-    if options.csv:
-        grading.save(rows, options.csv)
+        told = lambda done, total, row: show_line(f"{done} of {total} answers: {row.exercise}")  # noqa: E731
+        journal = options.csv and options.csv.with_name(f"{options.csv.name}.part")
+        rows = grading.grade(paths, told, journal, options.cluster)
+    unsaved = grading.save(rows, options.csv, journal) if options.csv else ""
     if options.json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=1, ensure_ascii=False))
     else:
         print(show.table(grading.shown(rows)))
         passed, unjudged = (sum(row.passed is how for row in rows) for how in (True, None))
         print(f"{passed} of {len(rows)} passed" + (f", {unjudged} could not be judged here" if unjudged else ""))
-    return 1 if any(row.passed is False for row in rows) else 0
+    if unsaved:
+        print(unsaved, file=sys.stderr)
+    return 1 if unsaved or any(row.passed is False for row in rows) else 0
+
+
+def _room(options: argparse.Namespace) -> int:
+    from . import room
+
+    room.make(options.folder)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(place) for place in room.places(options.folder)], ensure_ascii=False))
+        return 0
+    clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() and not options.once else ""
+    while True:
+        print(f"{clear}{room.table(options.folder)}", flush=True)
+        if options.once:
+            return 0
+        time.sleep(options.every)
 
 
 def _progress(options: argparse.Namespace) -> int:
@@ -204,9 +242,9 @@ def _measure(options: argparse.Namespace) -> int:
     With --ladder no notebook is saved, and one whose wanted figures are there already, of this GPU and these versions,
     is not run again.
     """
-    from . import ladder, notebooks, records
+    from . import cluster, ladder, notebooks, records
 
-    if not machine.gpu():
+    if not (options.cluster or machine.gpu()):
         print(f"Figures are measured on a GPU, and this is CPU mode: {machine.here().why}.", file=sys.stderr)
         return 1
     declared = {path: records.declared(path) for path in notebooks.lessons()}
@@ -215,39 +253,59 @@ def _measure(options: argparse.Namespace) -> int:
     unknown = wanted - {key for ids in declared.values() for key in ids}
     for key in sorted(unknown):
         print(f"{key}: no notebook declares this figure", file=sys.stderr)
-    target = options.out or records.FOLDER / f"{machine.here().name.lower().replace(' ', '-')}.json"
-    held = records.load(target)["machine"].get("gpu", machine.here().name)
-    if held != machine.here().name:
-        print(f"{target} is of another GPU, {held}: move it away, or name another file by --out.", file=sys.stderr)
-        return 1
-    target.parent.mkdir(parents=True, exist_ok=True)
-    failed = bool(unknown)
     to_run = {path: ids for path, ids in declared.items() if not wanted or wanted & set(ids)}
-    for number, (path, ids) in enumerate(to_run.items(), 1):
-        if options.ladder:
-            there = records.made_here(target, wanted & set(ids))
-            print(f"{number} of {len(to_run)}: {path.name}{': its figures are there already' * there}", flush=True)
-            if there:
-                continue
-        with tempfile.TemporaryDirectory() as folder:
-            record = Path(folder) / "record.json"
-            ran = _execute(path, env={"HELPERS_RECORD": str(record), "HELPERS_ONLY": " ".join(wanted)})
-            made = records.load(record)
-        missing = set(ids) - set(made["figures"]) - set(made["texts"])
-        if ran.failure or missing:
-            failed = True
-            if missing:
-                print(f"{path.name}: not measured: {', '.join(sorted(missing))}", file=sys.stderr)
-            continue
-        code = ran.notebook.metadata.helpers["code_hash"]
-        if made["figures"]:
-            records.merge(target, "figures", made["figures"], made["machine"], code)
-        for key, lines in made["texts"].items():  # one that was kept may be of other versions
-            records.merge(target, "texts", {key: lines}, made["texts_made_with"].get(key, made["machine"]))
-        if not options.out:
-            notebooks.save(ran.notebook, path)
-        print(f"{path.name}: {len(ids)} figures and texts into {target}")
+    with cluster.joined(options.cluster) if options.cluster else nullcontext() as there:
+        card = there.card if there else machine.here().name
+        target = options.out or records.FOLDER / f"{card.lower().replace(' ', '-')}.json"
+        held = records.load(target)["machine"].get("gpu", card)
+        if held != card or (there and there.kind != "GPU"):
+            print(f"{target} is of another GPU, {held}: move it away, or name another file by --out.", file=sys.stderr)
+            return 1
+        target.parent.mkdir(parents=True, exist_ok=True)
+        failed = bool(unknown)
+        for number, (path, ids) in enumerate(to_run.items(), 1):
+            if options.ladder:
+                kept = not there and records.made_here(target, wanted & set(ids))
+                print(f"{number} of {len(to_run)}: {path.name}{': its figures are there already' * kept}", flush=True)
+                if kept:
+                    continue
+            failed |= not _measured(path, ids, wanted, target, bool(options.out), there)
     return 1 if failed else 0
+
+
+def _measured(path: Path, ids: dict, wanted: set[str], target: Path, figures_only: bool, there) -> bool:
+    """Run one notebook, here or on a cluster, and save what came of it; whether all of it came."""
+    from . import cluster, desk, notebooks, records
+
+    with _line() as show:
+        if there:
+            try:
+                ran, made = there.do(
+                    "notebooks.measured", path.relative_to(ROOT), " ".join(wanted), label=path.stem, told=show
+                )
+            except (cluster.GivenUp, desk.Ended) as why:
+                print(f"{path.name}: {why or 'it ended the process that ran it, twice'}", file=sys.stderr)
+                return False
+        else:
+            ran, made = notebooks.measured(path, " ".join(wanted), lambda cell: show(f"{path.name}: {cell}"))
+    _report(path, ran)
+    missing = set(ids) - set(made["figures"]) - set(made["texts"])
+    if missing and not ran.failure:
+        print(f"{path.name}: not measured: {', '.join(sorted(missing))}", file=sys.stderr)
+    if ran.failure or missing:
+        return False
+    code = ran.notebook.metadata.helpers["code_hash"]
+    if code != notebooks.code_hash(notebooks.read(path)):
+        print(f"{path.name}: the worker ran another version of it; git pull there, or here", file=sys.stderr)
+        return False
+    if made["figures"]:
+        records.merge(target, "figures", made["figures"], made["machine"], code)
+    for key, lines in made["texts"].items():  # one that was kept may be of other versions
+        records.merge(target, "texts", {key: lines}, made["texts_made_with"].get(key, made["machine"]))
+    if not figures_only:
+        notebooks.save(ran.notebook, path)
+    print(f"{path.name}: {len(ids)} figures and texts into {target}")
+    return True
 
 
 def _labs(options: argparse.Namespace) -> int:
@@ -270,13 +328,18 @@ def _execute(path: Path, **options):
 
     with _line() as show:
         ran = notebooks.run(path, on_cell=lambda cell: show(f"{path.name}: {cell}"), **options)
+    _report(path, ran)
+    return ran
+
+
+def _report(path: Path, ran) -> None:
+    """Say how a notebook ended."""
     if ran.failure:
         print(f"{path.name}: cell {ran.failure.cell} failed after {ran.seconds:.1f} s: {ran.failure.error}")
         if ran.failure.traceback:
             print(ran.failure.traceback, file=sys.stderr)
     else:
         print(f"{path.name}: {len(ran.notebook.cells)} cells in {ran.seconds:.1f} s")
-    return ran
 
 
 @contextmanager

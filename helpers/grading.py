@@ -1,30 +1,31 @@
 """Judge the answers in many notebooks: a row an exercise, whatever the notebooks hold.
 
-Several worker processes judge one answer each at a time. An answer that hangs costs its exercise's time limit, and
-each further one of the same notebook a smaller share of its own, so that a folder ends in a bounded time.
+Several processes judge one answer each at a time, here or on a cluster. An answer that hangs costs its exercise's
+time limit, and each further one of the same notebook a smaller share of its own, so that a folder ends in a bounded
+time.
 """
 
 import csv
 import json
-import multiprocessing
 import os
 import re
-import signal
 import sys
 import textwrap
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import psutil
 
-from . import exercises, machine
+from . import checks, cluster, exercises, machine, room
+from .desk import Desk, Ended
 
 MOST_WORKERS = 8
 WORKER_BYTES, WORKER_GPU_BYTES = 3 << 30, 16 << 30
-"""Free memory for each worker, for what it forks answers from and the largest cases; and of a GPU's."""
+"""Free memory for each desk, for what it forks answers from and the largest cases; and of a GPU's."""
 
 LEAST_SHARE = 1 / 3
 """Of an exercise's time limit: what is left of it for a notebook that hangs again and again."""
@@ -44,8 +45,17 @@ class Row:
     seconds: float
 
 
-def grade(paths: Iterable[Path], told: Callable[[int, int, Row], None] | None = None) -> list[Row]:
-    """A row for each exercise of each notebook's lab, in order. told: called with (rows done, rows in all, a row)."""
+def grade(
+    paths: Iterable[Path],
+    told: Callable[[int, int, Row], None] | None = None,
+    journal: Path | None = None,
+    address: str = "",
+) -> list[Row]:
+    """A row for each exercise of each notebook's lab, in order. told: called with (rows done, rows in all, a row).
+
+    journal: a file in which rows stand as they come, and from which a run that was broken off goes on. address: of a
+    Dask scheduler whose workers judge. Raises `machine.NotReady` where that is gone; what was judged is in the journal.
+    """
     rows, jobs = {}, []
     for path in paths:
         wanted = asked(path)
@@ -54,7 +64,9 @@ def grade(paths: Iterable[Path], told: Callable[[int, int, Row], None] | None = 
             continue
         jobs += [(path, exercise) for exercise in wanted]
         rows |= {(path, exercise.name): None for exercise in wanted}
-    _Room(jobs, rows, told).work()
+    kept = Journal(journal)
+    with cluster.joined(address) if address else nullcontext() as there:
+        _Room(jobs, rows, told, kept).work(there)
     return list(rows.values())
 
 
@@ -100,107 +112,91 @@ def _broken(path: Path, kind: str, message: str) -> Row:
 
 
 class _Room:
-    """Threads, each with a worker process, that share the jobs and put their rows in place."""
+    """Threads, each with a desk of its own or a place at a cluster's, that share the jobs and put rows in place."""
 
-    def __init__(self, jobs: list[tuple[Path, exercises.Exercise]], rows: dict, told: Callable | None):
-        self.jobs, self.rows, self.told, self.total = deque(jobs), rows, told, len(jobs)
+    def __init__(self, jobs: list[tuple[Path, exercises.Exercise]], rows: dict, told: Callable | None, kept: "Journal"):
+        self.jobs, self.rows, self.told, self.total, self.kept = deque(jobs), rows, told, len(jobs), kept
         self.hung: Counter[Path] = Counter()
-        self.lock, self.workers, self.closed = threading.Lock(), [], False
+        self.lock, self.desks, self.closed, self.problem = threading.Lock(), [], False, None
 
-    def work(self) -> None:
-        most = [os.cpu_count() or 1, MOST_WORKERS, self.total, psutil.virtual_memory().available // WORKER_BYTES]
+    def work(self, there: cluster.Cluster | None) -> None:
+        most = [os.cpu_count() or 1, MOST_WORKERS, psutil.virtual_memory().available // WORKER_BYTES]
         if machine.gpu():
             most.append(machine.here().free_bytes() // WORKER_GPU_BYTES)
-        count = max(1, min(most))
-        threads = [threading.Thread(target=self._drain, daemon=True) for _ in range(count if self.total else 0)]
+        count = 2 * len(there.fit) if there else max(1, min(most))  # so that no worker waits for its next answer
+        threads = [threading.Thread(target=self._drain, args=(there,), daemon=True) for _ in range(count)]
         try:
-            for thread in threads:
+            for thread in threads[: self.total]:
                 thread.start()
-            for thread in threads:
+            for thread in threads[: self.total]:
                 thread.join()
         finally:  # also when the instructor interrupts
             with self.lock:
                 self.closed = True
-                for worker in self.workers:
-                    worker.process.terminate()
-                for worker in self.workers:
-                    worker.process.join(10)
-                    worker.process.kill()
-                    worker.process.join()
+                for desk in self.desks:
+                    desk.close()
+        if self.problem:
+            raise self.problem
 
-    def _drain(self) -> None:
-        worker = self._hired()
+    def _drain(self, there: cluster.Cluster | None) -> None:
+        desk = None if there else self._desk()
         while True:
             with self.lock:
                 if self.closed or not self.jobs:
                     return
                 path, exercise = self.jobs.popleft()
                 share = max(LEAST_SHARE, 1 / (1 + self.hung[path]))
-            row = worker.judge(path, exercise, share)
-            if row is None and not self.closed:
-                worker = self._hired()
-                row = worker.judge(path, exercise, share)  # once more: others may have used up the memory
-            if row is None and not self.closed:
-                worker = self._hired()
-                row = Row(str(path), exercise.name, False, "crash", "It ended the process that judged it, twice.", 0.0)
+            try:
+                text = checks.text_or_verdict(exercise, path)
+                row = self.kept.row(path, exercise, text, there) or _row(
+                    path, self._verdict(exercise, text, exercise.seconds * share, there, desk), share
+                )
+            except machine.NotReady as problem:  # the cluster is gone: what is judged is kept
+                with self.lock:
+                    self.closed, self.problem = True, problem
+                return
             with self.lock:
                 if self.closed:
                     return
                 if row.kind == "timeout":
                     self.hung[path] += 1
                 self.rows[path, exercise.name] = row
+                self.kept.keep(row, exercise, text, there)
                 if self.told:
                     self.told(self.total - sum(r is None for r in self.rows.values()), self.total, row)
 
-    def _hired(self) -> "_Worker":
-        worker = _Worker()
+    def _verdict(self, exercise, text, seconds, there, desk) -> checks.Verdict:
+        if isinstance(text, checks.Verdict):
+            return text
+        if there:
+            return checks.there(there, exercise, text, seconds=seconds)
+        try:
+            return desk.do("grading.judged", exercise.name, text, seconds=seconds)
+        except Ended:
+            return checks.crashed(exercise.name, machine.here().mode)
+
+    def _desk(self) -> Desk:
+        desk = Desk()
         with self.lock:
-            self.workers.append(worker)
-        return worker
+            self.desks.append(desk)
+        return desk
 
 
-class _Worker:
-    """A process that judges answers, one after another."""
+def judged(name: str, text: str, mode: str = "", **options) -> checks.Verdict:
+    """The verdict on an answer; a fault of the judge is nobody's answer, and the other rows must come.
 
-    def __init__(self):
-        spawning = multiprocessing.get_context("spawn")
-        self.pipe, theirs = spawning.Pipe()
-        self.process = spawning.Process(target=_serve, args=(theirs,), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def judge(self, path: Path, exercise: exercises.Exercise, share: float) -> Row | None:
-        """The row for one answer; None where the process died over it."""
-        try:
-            self.pipe.send((path, exercise.name, share))
-            return self.pipe.recv()
-        except (EOFError, OSError):
-            return None
+    mode: what a cluster's worker offers, "gpu" or "cpu". Raises `cluster.Unfit` where this is another.
+    """
+    if mode and mode != machine.here().mode:
+        raise cluster.Unfit(f"it offers a {mode.upper()}, and it is in {machine.here().mode.upper()} mode")
+    try:
+        return checks.judge(exercises.every()[name], text, **options)
+    except Exception as error:
+        said = f"It could not be judged: {type(error).__name__}: {error}"
+        return checks.Verdict(name, None, (checks.Finding("environment", said),), machine.here().mode, 0.0)
 
 
-def _serve(pipe) -> None:
-    """What a worker does until its pipe closes. What it prints is not for the instructor's table."""
-    os.setsid()  # Ctrl-C goes to the parent, which ends its workers
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # in order: what they forked ends first
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    from . import checks
-
-    while True:
-        try:
-            path, name, share = pipe.recv()
-        except EOFError:
-            return
-        exercise = exercises.every()[name]
-        try:
-            verdict = checks.check_file(exercise, path, seconds=exercise.seconds * share)
-        except Exception as error:  # a fault of the judge is nobody's answer, and the other rows must come
-            message = f"It could not be judged: {type(error).__name__}: {error}"
-            pipe.send(Row(str(path), name, None, "environment", message, 0.0))
-        else:
-            pipe.send(_row(path, verdict, share))
-
-
-def _row(path: Path, verdict, share: float) -> Row:
+def _row(path: Path, verdict: checks.Verdict, share: float) -> Row:
     first = verdict.findings[0] if verdict.findings else None
     row = Row(
         str(path),
@@ -216,18 +212,71 @@ def _row(path: Path, verdict, share: float) -> Row:
     return row
 
 
+# ---- what is kept while it goes on ----------------------------------------------------------------------------------
+
+
+class Journal:
+    """Rows as they come, a line of JSON each, in a file that `save` removes.
+
+    A run that was broken off finds in it what was judged, and judges the rest: a row is taken over where answer,
+    exercise, code of helpers and mode are the same. What could not be judged is not kept.
+    """
+
+    def __init__(self, path: Path | None):
+        self.path, self.rows, self.full = path, {}, ""
+        for line in path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []:
+            try:
+                entry = json.loads(line)
+                self.rows[entry["of"]] = Row(**entry["row"])
+            except (ValueError, KeyError, TypeError):  # the run was broken off in this line
+                continue
+
+    def row(self, path: Path, exercise, text, there) -> Row | None:
+        return self.rows.get(self._of(path, exercise, text, there))
+
+    def keep(self, row: Row, exercise, text, there) -> None:
+        of = self._of(row.notebook, exercise, text, there)
+        if self.path is None or self.full or row.passed is None or of in self.rows:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"of": of, "row": asdict(row)}) + "\n")
+        except OSError as error:
+            self.full = f"{self.path} cannot be written ({error.strerror}): if this run is broken off, it begins anew."
+            print(self.full, file=sys.stderr)
+            room.log(self.full)
+
+    @staticmethod
+    def _of(path, exercise, text, there) -> str:
+        mode = there.kind if there else machine.here().mode.upper()
+        what = text if isinstance(text, str) else text.data()["findings"]
+        return cluster.digest(str(path), exercise.name, what, mode)
+
+
 # ---- out ----------------------------------------------------------------------------------------------------------
 
 
-def save(rows: list[Row], path: Path) -> None:
-    """Write the rows as CSV; passed is true, false or empty."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        out = csv.DictWriter(file, [field.name for field in fields(Row)])
-        out.writeheader()
-        for row in rows:
-            passed = "" if row.passed is None else str(row.passed).lower()
-            out.writerow({**asdict(row), "passed": passed})
+def save(rows: list[Row], path: Path, journal: Path | None = None) -> str:
+    """Write the rows as CSV, passed being true, false or empty, and remove the journal. Returns why it could not be
+    written; empty where it was."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            out = csv.DictWriter(file, [field.name for field in fields(Row)])
+            out.writeheader()
+            for row in rows:
+                passed = "" if row.passed is None else str(row.passed).lower()
+                out.writerow({**asdict(row), "passed": passed})
+        partial.replace(path)
+    except OSError as error:
+        said = f"{path} could not be written ({error.strerror}): its rows stand above; the same command tries again."
+        room.log(said)
+        return said
+    if journal:
+        journal.unlink(missing_ok=True)
+    return ""
 
 
 def shown(rows: list[Row]) -> list[dict]:

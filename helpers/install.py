@@ -32,7 +32,7 @@ DISK = {("all", False): 14, ("all", True): 8, ("core", False): 11, ("core", True
 RUNGS = ["library", "tvm", "xla", "mojo", "cutlass"]
 """The extras that EXTRAS=all adds to EXTRAS=core."""
 
-BESIDE = ["hub", "site"]
+BESIDE = ["cluster", "hub", "site"]
 """The extras that `all` leaves out, for those who teach: a command that needs one adds it, and it stays."""
 
 WSL = (

@@ -126,6 +126,17 @@ def run(
     return Ran(path, normalise(notebook), time.monotonic() - began, failure)
 
 
+def measured(path: Path, only: str = "", on_cell: Callable[[str], None] | None = None) -> tuple[Ran, dict]:
+    """Run a lesson on a GPU for its figures: what ran, and the record that this very run made (as `records.load`).
+
+    path: relative to the checkout, or not. only: ids with spaces between, where not all are wanted.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "record.json"
+        ran = run(ROOT / path, env={"HELPERS_RECORD": str(record), "HELPERS_ONLY": only}, on_cell=on_cell)
+        return ran, records.load(record)
+
+
 def _failure(error: BaseException, cell: str, seconds: float, said) -> Failure:
     """What `error` says of a cell; raises it where it is none of a cell's."""
     if isinstance(error, CellExecutionError):

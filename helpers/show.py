@@ -9,7 +9,7 @@ import io
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -160,6 +160,24 @@ def working(label: str) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
+        if handle:
+            handle.update(_Both("", ""))
+
+
+@contextmanager
+def saying() -> Iterator[Callable[[str], None]]:
+    """A line that what goes on can change, and that is gone at the end; in a terminal a new line for each change."""
+    handle, last = display(_Both("", ""), display_id=True) if get_ipython() else None, ""
+
+    def say(text: str) -> None:
+        nonlocal last
+        if text != last:
+            last = text
+            (handle.update if handle else print)(_Both(f"{_escape(text)} <progress></progress>", f"{text} ..."))
+
+    try:
+        yield say
+    finally:
         if handle:
             handle.update(_Both("", ""))
 

@@ -53,11 +53,16 @@ def compare(rivals: dict[str, Callable], inputs: Inputs | None = None, rounds: i
         )
     import torch
 
-    sets, note = _input_sets(inputs)
-    bursts = {}
+    first, bursts = inputs() if inputs else (), {}
     for name, fn in rivals.items():
         with refusals.strictly(name):
-            bursts[name] = _Burst.of(fn, sets)
+            fn(*first)  # it compiles here, where nobody waits for it
+    with locks.shared():  # the rest of what prepares is work on the GPU, so it stays out of others' measurements
+        sets, note = _input_sets(first, inputs)
+        for name, fn in rivals.items():
+            with refusals.strictly(name):
+                bursts[name] = _Burst.of(fn, sets)
+        torch.cuda.synchronize()
     samples: dict[str, list[float]] = {name: [] for name in rivals}
     order = list(rivals)
     began = time.monotonic()
@@ -92,10 +97,13 @@ def queued(rivals: Rivals, rounds: int = ROUNDS, trace: bool = True) -> dict[str
         raise machine.NotReady("A GPU's time can only be measured on a GPU, and this is CPU mode.", "use a GPU")
     calls = {}
     for name in rivals:
-        for _ in range(3):
-            _queue(rivals[name], 2)
-        us = _queue(rivals[name], 10)[0] * 1e5
-        calls[name] = max(6, min(1000, int(1.5 * BURST_US / us)))
+        _queue(rivals[name], 2)
+    with locks.shared():
+        for name in rivals:
+            for _ in range(2):
+                _queue(rivals[name], 2)
+            us = _queue(rivals[name], 10)[0] * 1e5
+            calls[name] = max(6, min(1000, int(1.5 * BURST_US / us)))
     turns = [name for i in range(rounds) for name in (rivals if i % 2 == 0 else reversed(rivals))]
     with locks.exclusive(", ".join(rivals)):
         watch = _Watch()
@@ -281,13 +289,11 @@ def _rate(us: Measurement, work: float, unit: str) -> Measurement:
     return Measurement(work / us.value, unit, work / us.high, work / us.low, us.n, us.note)
 
 
-def _input_sets(inputs: Inputs | None) -> tuple[list[tuple], str]:
-    """Sets of arguments that together exceed five times L2, and a note where memory or number did not allow it."""
+def _input_sets(first: tuple, inputs: Inputs | None) -> tuple[list[tuple], str]:
+    """Sets of arguments, `first` among them, that together exceed five times L2, and a note where memory or number did
+    not allow it."""
     import torch
 
-    if inputs is None:
-        return [()], ""
-    first = inputs()
     size = sum(t.numel() * t.element_size() for t in first if isinstance(t, torch.Tensor) and t.is_cuda)
     if not size:
         return [first], ""

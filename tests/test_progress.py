@@ -49,7 +49,9 @@ def test_a_repeated_finding_is_counted_until_another_one_or_a_pass():
         (4, "nan", 1),
     ]
     passed = progress.record(verdict("time", passed=True))
-    assert passed == progress.of("time") == progress.Entry(attempts=5, passed=TODAY)
+    when = {"since": seen[0].since, "last": passed.last}
+    assert passed == progress.of("time") == progress.Entry(attempts=5, passed=TODAY, **when)
+    assert "" < passed.since <= passed.last
     later = progress.record(verdict("time", "nan"))
     assert (later.passed, later.kind, later.repeats) == (TODAY, "nan", 1)
 

@@ -4,7 +4,7 @@ The answer's text runs in a child process (`helpers.stage`), which sends back wh
 is compared here, with references the child cannot see, after the child is dead.
 """
 
-from .judge import Price, check_file, complete, judge, price, unread
+from .judge import Price, check_file, complete, crashed, judge, price, text_or_verdict, there, unread
 from .notebook import NoSuchExercise, NotPassed, check, no_such, progress, remembered, solution
 from .verdict import Finding, Verdict
 
@@ -17,11 +17,14 @@ __all__ = [
     "check",
     "check_file",
     "complete",
+    "crashed",
     "judge",
     "no_such",
     "price",
     "progress",
     "remembered",
     "solution",
+    "text_or_verdict",
+    "there",
     "unread",
 ]

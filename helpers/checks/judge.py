@@ -9,13 +9,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
 import torch
 
-from .. import ROOT, apart, child, cuda, locks, machine, mojo, reveal, source, stage, traffic
+from .. import ROOT, apart, child, cluster, cuda, desk, locks, machine, mojo, reveal, show, source, stage, traffic
 from ..exercises import Built, Case, Draw, Exercise, travelling
 from . import rules, sanitizer
 from .compare import Reference, compare, short, tensors
@@ -50,14 +51,19 @@ def judge(
     seconds: float | None = None,
     sanitize: bool = False,
     sealed: bool = False,
+    address: str = "",
 ) -> Verdict:
     """Judge the module text of an answer in this machine's mode.
 
     On a GPU machine the answer first runs as in CPU mode, where stray accesses and races show, then for real; where
     that finds something, and with `sanitize` always, compute-sanitizer looks too. seed: of an earlier verdict, to draw
     its inputs again. seconds: the limit, by default the exercise's own. sealed: the answer runs as `child.run` says;
-    tools that talk to it over the network, which are compute-sanitizer and Nsight Compute, are then left out.
+    tools that talk to it over the network, which are compute-sanitizer and Nsight Compute, are then left out. address:
+    of a Dask scheduler whose workers judge in place of this machine; where there is none, it is judged here, and the
+    verdict says so.
     """
+    if address:
+        return _judged_there(address, exercise, text, seed=seed, seconds=seconds, sanitize=sanitize)
     began = time.monotonic()
     seed = int.from_bytes(os.urandom(4), "little") >> 1 if seed is None else seed
     trial = Trial(exercise, text, seed, seconds or exercise.seconds, sanitize, sealed)
@@ -109,6 +115,54 @@ def price(exercise: Exercise, text: str, inputs: Callable, rival: Callable, *, s
     return found if isinstance(found, Finding) else Price(*found, "us" if trial.gpu else "bytes")
 
 
+def there(others: cluster.Cluster, exercise: Exercise, text: str, told=lambda text: None, **options) -> Verdict:
+    """The verdict of a cluster's worker. Raises `machine.NotReady` where the cluster is gone."""
+    mode = others.kind.lower()
+    try:
+        return others.do("grading.judged", exercise.name, text, mode=mode, label=exercise.name, told=told, **options)
+    except desk.Ended:
+        return crashed(exercise.name, mode)
+    except cluster.GivenUp as why:
+        return crashed(exercise.name, mode, str(why))
+
+
+def crashed(name: str, mode: str, said: str = "It ended the process that judged it, twice.") -> Verdict:
+    """The verdict on an answer that takes down what judges it."""
+    return Verdict(name, False, (Finding("crash", said, caught_by="process"),), mode, 0.0)
+
+
+def _judged_there(address: str, exercise: Exercise, text: str, **options) -> Verdict:
+    """The verdict of a worker; that of this machine where the cluster cannot be had, or while the answer would wait for
+    a GPU and CPU mode finds something here."""
+    began = time.monotonic()
+    try:
+        with cluster.joined(address) as others, show.saying() as say, ThreadPoolExecutor(1) as pool:
+            waits = threading.Event()
+
+            def told(said):
+                say(said)
+                waits.set() if "in the queue" in said else None
+
+            future = pool.submit(there, others, exercise, text, told, **options)
+            try:
+                while not future.done() and not waits.wait(0.1):
+                    continue
+                if not future.done() and others.kind == "GPU" and not machine.gpu():
+                    here = judge(exercise, text, **options)
+                    if here.passed is False:
+                        others.leave()
+                        return dataclasses.replace(here, unchecked=(*here.unchecked, "its time: it left the queue"))
+                return future.result()
+            except KeyboardInterrupt:
+                others.leave()
+                took = time.monotonic() - began
+                found = Finding("timeout", f"You stopped the check after {took:.1f} s, at the cluster of {address}.")
+                raise Stopped(Verdict(exercise.name, None, (found,), others.kind.lower(), took)) from None
+    except machine.NotReady as gone:
+        here = judge(exercise, text, **options)
+        return dataclasses.replace(here, unchecked=(*here.unchecked, f"on the cluster: {gone.sentence}"))
+
+
 class Stopped(machine.Plain, KeyboardInterrupt):
     """Ctrl-C, or a notebook's stop button, while an answer was judged: `verdict` says where that was."""
 
@@ -122,11 +176,16 @@ def check_file(exercise: Exercise, path: Path, **options) -> Verdict:
 
     Raises FileNotFoundError; a name that is bound nowhere and a syntax error are findings.
     """
+    text = text_or_verdict(exercise, Path(path))
+    return text if isinstance(text, Verdict) else judge(exercise, text, **options)
+
+
+def text_or_verdict(exercise: Exercise, path: Path) -> str | Verdict:
+    """The module text of the answer in a file, or the verdict on what holds none."""
     try:
-        text = answer_text(exercise, Path(path))
+        return answer_text(exercise, path)
     except (source.Missing, SyntaxError, ValueError, KeyError) as error:
-        return unread(exercise, error, Path(path))
-    return judge(exercise, text, **options)
+        return unread(exercise, error, path)
 
 
 def answer_text(exercise: Exercise, path: Path) -> str:

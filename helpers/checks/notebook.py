@@ -30,8 +30,8 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
     compute-sanitizer too (a minute). For a learner it never raises, so that *Run all* goes on; with HELPERS_STRICT=1
     and under nbgrader it raises `NotPassed`: for what only other hardware or a package that is not here can judge,
     under nbgrader alone. A name that no exercise has raises `NoSuchExercise` there, and is a warning for a learner.
-    Stopped by the learner, it says where the answer was, and raises `Stopped`, a
-    KeyboardInterrupt.
+    Stopped by the learner, it says where the answer was, and raises `Stopped`, a KeyboardInterrupt. HELPERS_CLUSTER
+    names a Dask scheduler whose workers judge in place of this machine.
     """
     if not (exercise := _exercise(name)):
         return
@@ -45,7 +45,8 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
             text += f"\n{exercise.entry} = {entry}\n"
         try:
             with show.working(f"checking {name}"):
-                verdict = judge(exercise, text, seed=seed, sanitize=sanitize)
+                address = os.environ.get("HELPERS_CLUSTER", "")
+                verdict = judge(exercise, text, seed=seed, sanitize=sanitize, address=address)
         except Stopped as stopped:
             display(dataclasses.replace(stopped.verdict, judged=source.ran(entry)))
             raise

@@ -1,0 +1,172 @@
+"""What an instructor sees of a room: who is at which exercise, with which finding, for how long.
+
+A learner takes part where HELPERS_ROOM names a folder that the instructor made (`python -m helpers room DIR`), and
+every notebook says so at its start. Then each check also leaves there, in a file of the learner's own, the exercise,
+the attempts, the last finding and when that was; no code.
+"""
+
+import datetime
+import getpass
+import json
+import os
+import re
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import exercises, show
+
+LINES = 5
+"""Of what went wrong in the room: as many as `table` shows."""
+
+
+def announced() -> str:
+    """What a learner is told who takes part; empty for all others."""
+    if not os.environ.get("HELPERS_ROOM"):
+        return ""
+    return (
+        "Your instructor sees which exercises you have checked, how often, the last finding and since when, and no "
+        "code. To leave: unset HELPERS_ROOM, in a notebook %env HELPERS_ROOM="
+    )
+
+
+def tell(exercise: str, entry) -> None:
+    """Leave word of an exercise's `progress.Entry` in the room, where the learner takes part."""
+    if (file := _file(".json")) is None:
+        return
+    try:
+        seen = _read(file) | {exercise: asdict(entry)}
+        partial = file.with_name(f".{file.name}.partial")
+        partial.write_text(json.dumps({"learner": _learner(), "exercises": seen}))
+        partial.chmod(0o640)
+        partial.replace(file)
+    except OSError as error:  # no reason to withhold a verdict
+        show.note(f"Your instructor's view could not be brought up to date: {error}", kind="warning")
+
+
+def log(said: str) -> None:
+    """Leave word of what went wrong, for the instructor, where there is a room."""
+    if (file := _file(".log")) is None:
+        return
+    try:
+        with file.open("a") as out:
+            out.write(f"{_now().isoformat(timespec='seconds')} {_learner()}: {said}\n")
+        file.chmod(0o640)
+    except OSError:  # a full disk has its own sentence where it matters; this is the copy
+        return
+
+
+def make(folder: Path) -> None:
+    """The folder for a class: everybody may leave a file, and only its group reads what is left."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(0o3733)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A learner at an exercise. stuck: minutes from the first attempt until now, or 0 once it is passed; quiet: minutes
+    since the last attempt."""
+
+    learner: str
+    exercise: str
+    attempts: int
+    passed: bool
+    finding: str
+    stuck: int
+    quiet: int
+
+
+def places(folder: Path) -> list[Place]:
+    """All that was left in a room, those stuck longest first."""
+    found, now = [], _now()
+    for file in _left(folder, ".json"):
+        for name, entry in _read(file).items():
+            if name not in exercises.every():
+                continue
+            try:
+                since, last = (datetime.datetime.fromisoformat(entry[key]) for key in ("since", "last"))
+                stuck, quiet = (int((now - then).total_seconds() // 60) for then in (since, last))
+                passed, said = bool(entry["passed"]), ": ".join(filter(None, (entry["kind"], entry["message"])))
+                tried = int(entry["attempts"])
+                found.append(Place(file.stem, name, tried, passed, said, 0 if passed else stuck, quiet))
+            except (KeyError, TypeError, ValueError):  # a learner's file may hold anything
+                continue
+    return sorted(found, key=lambda p: (p.passed, -p.stuck, p.learner, p.exercise))
+
+
+def table(folder: Path) -> str:
+    """The room as text: who has yet to pass what, exercise by exercise what is passed, and what went wrong."""
+    every = places(folder)
+    open_ = [
+        {
+            "learner": p.learner,
+            "exercise": p.exercise,
+            "attempts": p.attempts,
+            "minutes stuck": p.stuck,
+            "last try, minutes ago": p.quiet,
+            "last finding": textwrap.shorten(p.finding, 80, placeholder=" …"),
+        }
+        for p in every
+        if not p.passed
+    ]
+    rows = [
+        {
+            "exercise": name,
+            "passed": sum(p.passed for p in every if p.exercise == name),
+            "tried": sum(p.exercise == name for p in every),
+            "attempts": sum(p.attempts for p in every if p.exercise == name),
+        }
+        for name in dict.fromkeys(sorted(p.exercise for p in every))
+    ]
+    learners = len({p.learner for p in every})
+    said = f"{learners} learners, {len(open_)} exercises open, {len(every) - len(open_)} passed, {_now():%H:%M:%S} UTC"
+    parts = [show.table(open_, caption=said), show.table(rows), "\n".join(logged(folder))]
+    return _plain("\n\n".join(filter(None, map(str, parts))))
+
+
+def logged(folder: Path) -> Iterable[str]:
+    """The last lines of what went wrong."""
+    lines = []
+    for file in _left(folder, ".log"):
+        lines += file.read_text(errors="replace").splitlines()[-LINES:]
+    return sorted(lines)[-LINES:]
+
+
+def _plain(text: str) -> str:
+    """A learner's text without what a terminal would obey."""
+    return re.sub(r"[^\n\x20-\x7e\xa0-\uffff]", " ", text)
+
+
+def _left(folder: Path, suffix: str) -> list[Path]:
+    """The plain files in a room; a learner may have left anything there."""
+    return [file for file in sorted(folder.glob(f"*{suffix}")) if file.is_file() and not file.is_symlink()]
+
+
+def _file(suffix: str) -> Path | None:
+    """The learner's own file in the room; None where the learner does not take part."""
+    name = re.sub(r"[^\w.@-]", "_", _learner()).lstrip(".")
+    return Path(os.environ["HELPERS_ROOM"], name + suffix) if os.environ.get("HELPERS_ROOM") else None
+
+
+def _learner() -> str:
+    """The account: JupyterHub's, where it is one's, else the system's."""
+    if name := os.environ.get("JUPYTERHUB_USER"):
+        return name
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"user {os.getuid()}"
+
+
+def _read(file: Path) -> dict:
+    try:
+        found = json.loads(file.read_text())["exercises"]
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or damaged: the next check writes it anew
+        return {}
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

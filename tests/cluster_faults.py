@@ -1,0 +1,18 @@
+"""Preloaded into a Dask worker by tests: the worker dies of an answer that says so, and counts what it is given."""
+
+import os
+import signal
+from pathlib import Path
+
+
+def dask_setup(worker) -> None:
+    ask = worker.desk.ask
+
+    def faulty(function, *args, **options):
+        with Path(os.environ["TESTS_GIVEN"]).open("a") as file:
+            file.write(f"{os.getpid()} {args[0]}\n")
+        if "end this worker" in args[1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ask(function, *args, **options)
+
+    worker.desk.ask = faulty
