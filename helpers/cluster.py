@@ -90,6 +90,15 @@ def _look_at(card: str) -> None:
         raise Unfit(f"its GPU no longer answers: {error}") from None
 
 
+def dask():
+    """The package `distributed`. Raises `machine.NotReady` where it is not installed."""
+    try:
+        import distributed
+    except ImportError:
+        raise machine.NotReady("Dask is not installed here.", "make install EXTRAS=all,cluster") from None
+    return distributed
+
+
 # ---- here ---------------------------------------------------------------------------------------------------------
 
 
@@ -99,16 +108,13 @@ def joined(address: str) -> Iterator["Cluster"]:
 
     Raises `machine.NotReady` where there is none, or none of its workers can judge as this machine would.
     """
-    try:
-        from distributed import Client
-    except ImportError:
-        raise machine.NotReady("Dask is not installed here.", "make install EXTRAS=all,cluster") from None
+    distributed = dask()
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it would say is said here, in one sentence
     import warnings
 
     try:
         with warnings.catch_warnings(action="ignore"):  # of other versions: `_look` compares what counts
-            client = Client(address, timeout=PATIENCE, set_as_default=False)
+            client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         why = str(error).partition("\n")[0] or type(error).__name__
         said = f"No Dask scheduler answers at {address!r} ({why})."

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from . import ROOT, exercises, machine, notebooks
+from .cluster import dask
 from .records import Measurement
 
 LAB = "01_measuring"
@@ -87,16 +88,15 @@ Started = tuple[str, list[Worker]]
 @contextlib.contextmanager
 def cluster(kinds: list[str], preload: tuple[str, ...] = ()) -> Iterator[Started]:
     """A scheduler and workers ("CPU" or "GPU") on this machine; its address, and the workers, once they are there."""
-    from distributed import Client
-
+    distributed = dask()
     env = {**os.environ, "PYTHONPATH": machine.python_path()}
-    dask = [sys.executable, "-m", "dask"]
+    program = [sys.executable, "-m", "dask"]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
         def start(*line, **more):
             log = stack.enter_context((folder / "log").open("a"))
-            started = subprocess.Popen([*dask, *line], cwd=folder, env={**env, **more}, stdout=log, stderr=log)
+            started = subprocess.Popen([*program, *line], cwd=folder, env={**env, **more}, stdout=log, stderr=log)
             stack.callback(_ended, started)
             return started
 
@@ -110,7 +110,7 @@ def cluster(kinds: list[str], preload: tuple[str, ...] = ()) -> Iterator[Started
             line = ("worker", address, "--nthreads", "1", "--resources", f"{kind}=1", "--no-dashboard", *more)
             mode = {"HELPERS_MODE": "cpu"} if kind == "CPU" else {}
             workers.append(Worker(start(*line, "--local-directory", str(folder), **mode)))
-        with Client(address, set_as_default=False) as client:
+        with distributed.Client(address, set_as_default=False) as client:
             _until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == len(kinds), 180, folder)
         yield address, workers
 

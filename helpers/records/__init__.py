@@ -97,14 +97,16 @@ class Figures(Mapping):
         return str(self._table())
 
 
-def figures(measure: Callable[[], Mapping[str, Measurement]], *ids: str) -> Figures:
-    """The figures `ids`: measured by `measure()` on a GPU, recorded ones in CPU mode.
+def figures(measure: Callable[[], Mapping[str, Measurement]], *ids: str, rarely: bool = False) -> Figures:
+    """The figures `ids`: measured by `measure()` on a GPU, recorded ones in CPU mode. rarely: it takes minutes, or what
+    not every reader has, so that recorded ones are shown unless `python -m helpers measure --only ID` asks for them.
 
     A GPU that cannot measure them (no permission to read its counters, say) shows the recorded ones too, and says
     so, unless a record is being made. Errors: ValueError where `measure` returns other ids than it declares; where
     recorded figures are shown as `recorded`.
     """
-    if machine.gpu():
+    held = rarely and set(ids) <= set(load()["figures"]) and not set(ids) & set(_only())
+    if machine.gpu() and not held:
         try:
             measured = dict(measure())
         except machine.NotReady as missing:
@@ -225,10 +227,15 @@ class Output:
         return "made here" if self.live else f"recorded: {self.where}"
 
 
+def _only() -> list[str]:
+    """What `python -m helpers measure --only` asks for."""
+    return os.environ.get("HELPERS_ONLY", "").split()
+
+
 def _kept(key: str) -> bool:
     """Whether a recorded text will do; where a record is being made, it is taken over if it is this GPU's."""
     record = load()
-    if key not in record["texts"] or key in os.environ.get("HELPERS_ONLY", "").split():
+    if key not in record["texts"] or key in _only():
         return False
     if os.environ.get("HELPERS_RECORD"):
         if record["machine"]["gpu"] != machine.here().name:
