@@ -56,7 +56,7 @@ def _name(path: Path, root: Path) -> str:
 
 def _bring(source: Path, copy: Path, known: dict, root: Path) -> list[str]:
     """Copy, update, or lay an update beside one file. `known` is what is remembered of it, and is changed."""
-    content = _content(source, root)
+    content = _content(source, copy, root)
     new = fingerprint(source.name, content)
     if not copy.exists():
         write(copy, content)
@@ -93,11 +93,13 @@ def _free_name(copy: Path, offered) -> Path:
             return path
 
 
-def _content(source: Path, root: Path) -> bytes:
-    """What is written into work/. README's links to files that are not copied lead one folder up."""
+def _content(source: Path, copy: Path, root: Path) -> bytes:
+    """What is written into work/. README's links to files that are not copied lead one folder up, where work/ lies in
+    the checkout; elsewhere they are plain text."""
     if source == root / "README.md":
         copied = "|".join([*(f"{folder}/" for folder in FOLDERS), r"README\.md", "#", r"[a-z]+:"])
-        return re.sub(rf"(\]\()(?!{copied})", r"\1../", source.read_text()).encode()
+        changed = r"[\1](../\2)" if copy.parent.parent == root else r"\1"
+        return re.sub(rf"\[([^\]]*)\]\((?!{copied})([^)]*)\)", changed, source.read_text()).encode()
     if source.suffix == ".ipynb":
         # what JupyterLab would write on opening it: else each lesson would count as changed before it is touched
         notebook = json.loads(source.read_text())

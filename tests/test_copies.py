@@ -140,6 +140,8 @@ def test_a_folder_of_the_learners_own_elsewhere(course, tmp_path):
     work = tmp_path / "home of ada" / "work"
     assert copy_to_work(course, work) == []
     assert same(work / "notebooks" / "07_topic.ipynb", course / "notebooks" / "07_topic.ipynb")
+    readme = (work / "README.md").read_text()
+    assert readme == (course / "README.md").read_text().replace("[how](CONTRIBUTING.md)", "how")
 
 
 def test_news_stand_on_top_of_older_news(tmp_path):
