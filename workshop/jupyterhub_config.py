@@ -9,7 +9,8 @@ HUB_HOST        https://hub.example.org, where each learner is to have a subdoma
 HUB_STATE       folder of the database and the cookie secret (default /var/lib/gpu-kernel-ladder)
 HUB_LEARNERS, HUB_INSTRUCTORS   groups of this machine (defaults learners, instructors)
 HUB_STARTING    servers that start at the same time; the others wait in line (default: one for two processors)
-HUB_MEMORY, HUB_CPUS   what one learner may take: memory of one process (default 8G), processors (default 2)
+HUB_MEMORY, HUB_CPUS   what one learner may take: memory of one process (default 8G; without limit where there is a GPU,
+                since what CUDA maps may count), processors (default 2)
 HUB_GPUS        GPUs to spread learners over, such as 0,1 (default: everyone sees all)
 HUB_IDLE_MINUTES   a kernel that did nothing for so long is stopped, and gives its GPU memory back (default 60)
 
@@ -36,6 +37,7 @@ STATE = Path(os.environ.get("HUB_STATE", "/var/lib/gpu-kernel-ladder"))
 CPUS = sorted(os.sched_getaffinity(0))
 GPUS = [gpu.strip() for gpu in os.environ.get("HUB_GPUS", "").split(",") if gpu.strip()]
 IDLE = 60 * int(os.environ.get("HUB_IDLE_MINUTES", "60"))
+MEMORY = os.environ.get("HUB_MEMORY", "" if Path("/dev/nvidiactl").exists() else "8G")
 PROCESSES = 4096  # of one account, threads among them: PyTorch starts as many as there are processors
 FULL = 50 * 2**20  # bytes: with less, the lessons do not fit, and soon a notebook cannot be saved
 START_SECONDS = 1800  # the time in line counts
@@ -87,13 +89,13 @@ class Seat(LocalProcessSpawner):
     def make_preexec_fn(self, name):
         """What the new process does before it becomes the learner's server: limits first, while it may set them."""
         become = super().make_preexec_fn(name)
-        share = min(int(self.cpu_limit), len(CPUS))
+        share = max(1, min(int(self.cpu_limit), len(CPUS)))
         mine = {CPUS[(self.number * share + i) % len(CPUS)] for i in range(share)}
 
         def prepare():
             os.sched_setaffinity(0, mine)
             for what, most in [
-                (resource.RLIMIT_DATA, self.mem_limit),
+                (resource.RLIMIT_DATA, self.mem_limit or resource.RLIM_INFINITY),
                 (resource.RLIMIT_NPROC, PROCESSES),
                 (resource.RLIMIT_CORE, 0),
             ]:
@@ -153,7 +155,7 @@ c.Spawner.args = [
 ]
 c.Spawner.environment = {"PYTHONPATH": str(COURSE)}
 c.Spawner.pre_spawn_hook = before_start
-c.Spawner.mem_limit = os.environ.get("HUB_MEMORY", "8G")
+c.Spawner.mem_limit = MEMORY or None
 c.Spawner.cpu_limit = float(os.environ.get("HUB_CPUS", "2"))
 c.Spawner.start_timeout = START_SECONDS
 c.Spawner.http_timeout = 120
