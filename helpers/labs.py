@@ -3,7 +3,8 @@
 An answer is a region of a cell between nbgrader's own lines, `### BEGIN SOLUTION` and `### END SOLUTION`. In Python
 nbgrader's stub takes its place, so that nbgrader makes the same lab of a solution. In CUDA C, which stands in a Python
 string and where the lines may begin with `//`, the stub is one that no C compiler passes over; in Mojo, which stands in
-one too and where they begin with `# ###`, one that Mojo's does not.
+one too and where they begin with `# ###`, one that Mojo's does not. A cell with the tag `solution-only` has no place
+in the lab: kernels that an answer launches, the course's other answers, what it says of them.
 """
 
 import ast
@@ -88,6 +89,7 @@ def built(solution: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The lab of a solution, a new notebook in canonical form. Raises `Unbuildable`."""
     lab = notebooks.normalise(solution)
     notebooks.strip(lab)
+    lab.cells = [cell for cell in lab.cells if "solution-only" not in cell.metadata.get("tags", [])]
     for cell in lab.cells:
         is_solution = cell.metadata.get("nbgrader", {}).get("solution", False)
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from . import ROOT
 from .slicing import Missing, module_text, plain, statements
 
-__all__ = ["Missing", "file", "find", "live", "load", "notebook", "of", "ran", "run"]
+__all__ = ["Missing", "file", "find", "live", "load", "notebook", "of", "ran", "run", "saved"]
 
 
 def live(*names: str) -> str:
@@ -95,20 +95,27 @@ def find(prefix: str) -> list[Path]:
 def load(prefix: str, name: str):
     """Run only the slice that `name` needs of the lesson, solution or file that `prefix` names; returns the object.
 
-    `load("05_triton_first_kernels", "softmax")`. A text runs once a process. Where a lesson and a solution share the
-    name, the first that binds `name` counts. Raises FileNotFoundError for a prefix without a file, and `Missing`.
+    `load("05_triton_first_kernels", "softmax")`. A text runs once a process. Errors as in `saved`.
+    """
+    path, text = saved(prefix, name)
+    return getattr(run(text, f"{path.stem}.{name}"), name)
+
+
+def saved(prefix: str, name: str) -> tuple[Path, str]:
+    """The module text that `name` needs of the lesson, solution or file that `prefix` names, and where it stands.
+
+    Where a lesson and a solution share the prefix, the first that binds `name` counts. Raises FileNotFoundError for a
+    prefix without a file, and `Missing`.
     """
     paths = find(prefix)
     if not paths:
         raise FileNotFoundError(f"No notebook or .py file in notebooks/ or solutions/ starts with {prefix!r}.")
     for path in paths:
         try:
-            text = (notebook if path.suffix == ".ipynb" else file)(path, name)
+            return path, (notebook if path.suffix == ".ipynb" else file)(path, name)
         except Missing as missing:
             if name not in missing.names:
                 raise
-        else:
-            return getattr(run(text, f"{path.stem}.{name}"), name)
     raise Missing([name], " and ".join(_shown(p) for p in paths))
 
 

@@ -47,10 +47,11 @@ class Answer:
 
 
 @lru_cache
-def solved(name: str) -> str:
-    """The slice of the course's own answer."""
+def solved(name: str, of: str = "") -> str:
+    """The slice of the course's own answer, or of another that its notebook holds beside it, as the entry point."""
     exercise = every()[name]
-    return source.notebook(source.find(exercise.lab)[-1], exercise.entry)
+    text = source.notebook(source.find(exercise.lab)[-1], of or exercise.entry)
+    return f"{text}\n{exercise.entry} = {of}\n" if of else text
 
 
 def edited(text: str, edits: list[dict]) -> str:
@@ -77,7 +78,7 @@ def _answer(name: str, group: str, entry: dict) -> Answer:
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     edits = entry.get("edits") or [entry] * ("find" in entry)
     try:
-        text = entry.get("text") or edited(solved(name), edits)
+        text = entry.get("text") or edited(solved(name, entry.get("of", "")), edits)
     except ValueError as problem:
         raise ValueError(f"{name}: {entry['about']}: {problem}") from None
     on_gpu = entry.get("gpu", group == "right" and every()[name].needs is not None)

@@ -136,6 +136,12 @@ def test_a_lab_keeps_ids_tags_and_nbgraders_metadata_and_no_outputs(course):
     assert (course / "labs" / "07_topic.ipynb").read_text() == notebooks.dumps(notebooks.normalise(lab))
 
 
+def test_a_cell_for_the_solution_only_is_in_no_lab():
+    source = solution()
+    source.cells[1].metadata["tags"] = ["solution-only"]
+    assert [cell.id for cell in labs.built(source).cells] == ["x07-lab-1", "x07-double-1", "x07-double-2"]
+
+
 def test_what_is_up_to_date_is_not_written_again(course, capsys):
     capsys.readouterr()
     before = (course / "labs" / "07_topic.ipynb").stat().st_mtime_ns
@@ -219,10 +225,12 @@ HINT = re.compile(r"<details><summary>Hint \d: [^<]+</summary>\n\n(.*?)\s*</deta
 
 
 def test_every_solution_has_exercises_three_of_them_core():
+    """But for the last lab: that is one exercise, after all others."""
     core = {path.stem: 0 for path in labs.sources()}
     assert {exercise.lab for exercise in exercises.every().values()} == set(core)
     for exercise in exercises.every().values():
         core[exercise.lab] += exercise.core
+    assert core.pop("12_choosing") == 0
     assert set(core.values()) == {3}
 
 

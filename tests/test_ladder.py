@@ -60,6 +60,8 @@ def test_lines_are_counted_without_comments_and_docstrings():
     text = '# a comment\n\ndef f():\n    """Words\n    and words."""\n    return 1  # code\n'
     assert ladder.code_lines(text, "#") == 2
     assert ladder.code_lines("// one\nint x;\n", "//") == 1
+    program = 'CODE = r"""\n#include <mma.h>\n// what it does\nint x;\n"""\n# a comment\n'
+    assert ladder.code_lines(program, ("# ", "//")) == 4
     lines = {way.tool: way.lines for way in ladder.WORKLOADS[0].ways}
     assert lines["torch.compile"] < lines["Triton"] < lines["Gluon"] < lines["CUDA with wgmma and TMA"]
 

@@ -159,8 +159,11 @@ def machines(lesson: Path) -> str:
     cells = [number(lesson), rungs or "all", gpu, f"all but {left}" if left else "all"]
     if asked:
         core, whole = minutes(lab, core=True), str(minutes(lab))
-        count = f"[{len(asked)}](labs/{lab.name}): {', '.join(f'`{e.name}`' for e in asked if e.core)}"
-        cells += [count, f"{whole}, core {core}" if core else whole]
+        first = ", ".join(f"`{e.name}`" for e in asked if e.core)
+        cells += [
+            f"[{len(asked)}](labs/{lab.name})" + f": {first}" * bool(first),
+            f"{whole}, core {core}" if core else whole,
+        ]
     else:
         cells += ["", ""]
     return " | ".join(["", *cells, ""]).strip()

@@ -7,7 +7,7 @@ import pytest
 
 from helpers import source
 from helpers.checks import judge
-from helpers.checks.rules import broken
+from helpers.checks.rules import broken, settled
 from helpers.exercises import Case, Exercise
 
 
@@ -18,6 +18,22 @@ def exercise(made_of, entry="answer", **more):
 
 def judged(made_of, text, **more):
     return broken(textwrap.dedent(text), exercise(made_of, **more))
+
+
+@pytest.mark.parametrize(
+    ("text", "made_of"),
+    [
+        ("@triton.jit\ndef f(x): pass", "triton"),
+        ("from triton import jit", "triton"),
+        ("module = cuda.RawModule(code='')", "cuda"),
+        ("from helpers.cuda import RawModule as Module", "cuda"),
+        ("answer = torch.compile(torch.mm)", "torch"),
+        ("def answer(:", "torch"),
+    ],
+)
+def test_where_any_rung_will_do_the_kernels_say_which(text, made_of):
+    assert settled(exercise("any"), text).made_of == made_of
+    assert settled(exercise("python"), text).made_of == "python"
 
 
 # ---- answers that people write --------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ is compared here, with references the child cannot see, after the child is dead.
 """
 
 from .judge import Price, check_file, complete, crashed, judge, price, text_or_verdict, there, unread
-from .notebook import NoSuchExercise, NotPassed, check, no_such, progress, remembered, solution
+from .notebook import NoSuchExercise, NotPassed, check, no_such, progress, remembered, requested, solution
 from .verdict import Finding, Verdict
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "price",
     "progress",
     "remembered",
+    "requested",
     "solution",
     "text_or_verdict",
     "there",

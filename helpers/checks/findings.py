@@ -65,7 +65,7 @@ def composed(exercise: Exercise, facts: dict, empty: bool) -> list[Finding]:
         if operators.count("fill_") > MOST_FILLS:
             said = f"The answer filled tensors {operators.count('fill_')} times from Python"
             return [Finding("forbidden", f"{said}; a {what} kernel of yours is to write what it returns.")]
-        if not (exercise.drive or empty or facts["kernels"]):
+        if not (exercise.drive or empty or facts["kernels"] or "*" in exercise.allow):
             return [Finding("forbidden", f"No {what} kernel was launched: the kernel is what the exercise asks for.")]
         if facts["views"] and not (exercise.drive or empty):
             return [Finding("forbidden", "The result lies in an input's memory: write it into memory of its own.")]

@@ -21,6 +21,7 @@ from ..exercises import Built, Case, Draw, Exercise, travelling
 from . import rules, sanitizer
 from .compare import Reference, compare, short, tensors
 from .findings import caught, composed, failed, limited, owner, still, untouched, visible
+from .names import KERNELS
 from .verdict import UNJUDGED, Finding, Verdict
 
 GAP = re.compile(r'raise NotImplementedError|#\s*error\b|comptime assert False, "not written yet"')
@@ -113,6 +114,17 @@ def price(exercise: Exercise, text: str, inputs: Callable, rival: Callable, *, s
     trial = Trial(exercise, text, seed, exercise.seconds, sealed=sealed)
     found = trial.timed(inputs, rival) if trial.gpu else trial.asked(inputs)
     return found if isinstance(found, Finding) else Price(*found, "us" if trial.gpu else "bytes")
+
+
+def bytes_asked(exercise: Exercise, text: str, inputs: tuple) -> int:
+    """The bytes that one call with these CPU tensors asks for, counted in CPU mode, beside a GPU too: as in `price`.
+
+    Raises RuntimeError where the call fails.
+    """
+    found = Trial(exercise, text, 0, exercise.seconds).asked(lambda draw: inputs)
+    if isinstance(found, Finding):
+        raise RuntimeError(found.message)
+    return found[0]
 
 
 def there(others: cluster.Cluster, exercise: Exercise, text: str, told=lambda text: None, **options) -> Verdict:
@@ -240,10 +252,15 @@ class Trial:
     where the answer was when the learner stopped it."""
 
     def __init__(self, exercise: Exercise, text: str, seed: int, seconds: float, sanitize=False, sealed=False):
-        self.exercise, self.text, self.seed, self.seconds = exercise, text, seed, seconds
+        self.exercise, self.text, self.seed, self.seconds = rules.settled(exercise, text), text, seed, seconds
         self.sanitize, self.sealed, self.traces = sanitize, sealed, False
         self.checked: list[str] = []
         self.unchecked: list[str] = []
+        if exercise.made_of == "any":
+            rung = {"triton": "a Triton kernel", "cuda": "CUDA C", "torch": "PyTorch"}[self.exercise.made_of]
+            self.checked.append(f"judged as {rung}")
+        if not machine.gpu() and "compile" in exercise.modules and re.search(r"\btorch\.compile\b", text):
+            self.unchecked.append("what torch.compile makes of the graph: it was captured, and run as it is")
         self.printed = self.place = ""
         self.counting: traffic.Program | None = None
         self.launched: list[dict] = []
@@ -252,7 +269,7 @@ class Trial:
         self.references: dict[tuple[int, bool], Reference] = {}
         self.drawing, self.finished, self.over = threading.RLock(), set(), False
         self.program = text  # what its process runs
-        self.has_kernels = exercise.made_of in ("triton", "cuda") or bool(exercise.mojo and exercise.mojo.call)
+        self.has_kernels = self.exercise.made_of in KERNELS or bool(exercise.mojo and exercise.mojo.call)
 
     # ---- reading ----
 
@@ -723,8 +740,8 @@ class Trial:
         return failed(left[-1][0] if left else {}, done, self.text) if times is None else (times[0][0], times[1][0])
 
     def asked(self, inputs: Callable) -> tuple[float, float] | Finding:
-        """Bytes that the kernels of one call ask for, counted in CPU mode, and the least: each tensor that comes in
-        read once, each that goes out written once; or how the process ended."""
+        """Bytes that the kernels of one call ask for, and operators of PyTorch's must move, counted in CPU mode; and
+        the least: each tensor that comes in read once, each that goes out written once. Or how the process ended."""
         self.traces = True
         left, done = self.played("cpu", [(0, Case("counted", inputs))])
         one = next((m for m, _ in left if m.get("event") == "left"), None)
@@ -732,7 +749,8 @@ class Trial:
             return failed(left[-1][0] if left else {}, done, self.text)
         out = sum(math.prod(said["size"]) * getattr(torch, said["dtype"]).itemsize for said in one["tensors"])
         given = tensors(self.drawn(0, Case("counted", inputs)))
-        return one["facts"]["bytes"], traffic.least(given) + out
+        beside = one["facts"]["operator_bytes"] if self.has_kernels else 0
+        return one["facts"]["bytes"] + beside, traffic.least(given) + out
 
 
 class Unreadable(ValueError):

@@ -7,10 +7,10 @@ import re
 
 from IPython.display import display
 
-from .. import ROOT, machine, show, source
+from .. import ROOT, ledger, machine, reveal, show, source
 from .. import progress as memory
 from ..exercises import Exercise, every
-from .judge import Stopped, judge, unread
+from .judge import Stopped, bytes_asked, judge, unread
 from .verdict import Verdict
 
 
@@ -58,6 +58,21 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
     else:
         verdict = remembered(exercise, verdict)
     display(verdict)
+
+
+def requested(name: str, answer, *inputs) -> int:
+    """The bytes that loads and stores ask for in one call of `answer(*inputs)`, whatever it is made of.
+
+    Of an operator of PyTorch's it is what it must read and write, and of torch.compile's the same for each launch of
+    the code that it generates for an H200. Kernels are counted as CPU mode runs them, in a process of their own; so
+    give these a part of the problem. inputs: tensors; of those for torch.compile only shapes and dtypes count.
+    Raises RuntimeError where a call fails.
+    """
+    text = source.of(answer)
+    if re.search(r"\btorch\.compile\b", text):
+        return ledger.total(ledger.compiled(reveal.inductor(answer, *inputs, arch="sm_90").code))
+    exercise = every()[name]
+    return bytes_asked(exercise, f"{text}\n{exercise.entry} = {answer.__name__}\n", inputs)
 
 
 def solution(name: str, sure: bool = False) -> None:

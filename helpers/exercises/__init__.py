@@ -249,9 +249,11 @@ class Exercise:
     """What is asked of one answer.
 
     name: unique, as in check("row-softmax", …). lab: the notebook's stem, "05_triton_first_kernels". rung: "measuring",
-    "library", "compiler", "triton", "cuda", "mojo". entry: the function (or class) that the answer defines, or for
-    "mojo" the name of its text. form: "kernel", "rewrite" (of given code), "prediction" (returns numbers) or "choice".
-    made_of: "triton", "cuda", "torch", "python", "mojo".
+    "library", "compiler", "triton", "cuda", "mojo", "any". entry: the function (or class) that the answer defines, or
+    for "mojo" the name of its text. form: "kernel", "rewrite" (of given code), "prediction" (returns numbers) or
+    "choice".
+    made_of: "triton", "cuda", "torch", "python", "mojo"; or "any", for an answer of a rung of its own choice: it is
+    judged as made of "triton" or "cuda" where it holds such kernels, and else of "torch".
 
     reference: called with float64 copies of the case's inputs (integers and plain values as they are), returns what
     the answer must: a tensor, a number, a string, or a tuple, list or dict of these. A tensor on the device "meta" asks

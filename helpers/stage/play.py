@@ -16,7 +16,16 @@ from .. import ledger
 from . import guards
 from .guards import SPARSE_BYTES, image, laid_out, strayed
 from .parcels import as_bytes, decode, encode, frames, put
-from .watching import Launches, Watch, compile_ahead, watch_cuda, watch_inspected, watch_triton, watch_values
+from .watching import (
+    Launches,
+    Watch,
+    compile_ahead,
+    only_capture,
+    watch_cuda,
+    watch_inspected,
+    watch_triton,
+    watch_values,
+)
 
 SHIPPED_BYTES = 1 << 30
 """Of a larger output only the shape is handed over."""
@@ -63,6 +72,8 @@ class Play:
                 watch_cuda(self.launches, not self.gpu)
             watch_triton(self.launches, not self.gpu)
             watch_values()
+            if not self.gpu and not self.job["drive"]:
+                only_capture()
             self.put(event="import")
             answer = self.answer()
             if self.gpu and not self.job.get("sanitized"):
@@ -186,10 +197,10 @@ class Play:
             yield None
 
     def facts(self, log, watch: Watch) -> dict:
-        facts: dict[str, Any] = {"operators": watch.operators}
+        facts: dict[str, Any] = {"operators": watch.operators, "operator_bytes": ledger.total(watch.launches)}
         if self.job["made_of"] == "torch":
             facts["launches"] = len(watch.launches)
-            facts["bytes"] = ledger.total(watch.launches)
+            facts["bytes"] = facts["operator_bytes"]
             return facts
         facts["launches"] = len(self.launches.kernels)
         facts["local_bytes"], facts["mma"] = self.launches.local_bytes, self.launches.mma

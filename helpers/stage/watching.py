@@ -31,6 +31,11 @@ _ANSWERS = {"_local_scalar_dense": "item", "equal": "equal"}
 class Watch(ledger.Watch):
     """Notes the operators that an answer sends to PyTorch, and gives it guarded, poisoned memory."""
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """torch.compile compiles under it; otherwise it would quietly leave every function as it is."""
+        return True
+
     def __init__(self):
         super().__init__()
         self.operators: list[str] = []
@@ -54,6 +59,17 @@ class Watch(ledger.Watch):
         elif name in _ANSWERS:
             self.operators.append(_ANSWERS[name])
         return out
+
+
+def only_capture() -> None:
+    """torch.compile captures graphs, with all that may go wrong there, and runs them operator by operator: what
+    Inductor would make of them for a CPU is not what a GPU gets, and takes a compiler many seconds."""
+    plain = torch.compile
+
+    def compile(model=None, **named):
+        return plain(model, **{**named, "backend": "eager", "mode": None, "options": None})
+
+    torch.compile = compile
 
 
 def watch_values() -> None:
