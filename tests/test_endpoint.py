@@ -112,6 +112,16 @@ def test_an_answer_and_what_it_cost():
     assert asked == {"path": "/v1/chat/completions", "key": f"Bearer {KEY}", "model": "a-model", "messages": ASK}
 
 
+def test_a_slow_answer_is_waited_for():
+    def slow(handler):
+        handler.server.over.wait(0.4)
+        says("at last")(handler)
+
+    with Server(slow) as server:
+        reply = server.model(seconds=20)(ASK)
+    assert reply.text == "at last" and 0.4 <= reply.seconds < 10 and reply.calls == 1
+
+
 def test_without_a_key_none_is_sent():
     with Server(says("yes")) as server:
         Endpoint(f"{server.address}/?version=1", "m")(ASK)
