@@ -262,17 +262,16 @@ def conversation(log: Log) -> list[dict]:
 
 def feedback(last: Attempt, best: Attempt | None, entry: str) -> str:
     """What the check found, in the words that a learner reads; nothing of hints or of the course's own answer."""
-    ask = f"Answer with one block of Python code, the whole module that defines `{entry}`."
     if last.verdict is None:
-        return f"{last.problem or 'Nothing could be judged.'} {ask}"
-    if not last.passed:
+        told = last.problem
+    elif not last.passed:
         found = "\n".join(f"- {finding.message}" for finding in last.verdict.findings)
         told = f"It did not pass ({last.verdict.kind}):\n{found}\n{NEXT[last.verdict.kind]}"
     else:
         told = f"It passed. {_priced(last)} Make it cost less, and let it stay right."
     if best and best is not last:
         told += f"\n\nThe best so far: {_priced(best)}\n```python\n{best.code.strip()}\n```"
-    return f"{told}\n\n{ask}"
+    return f"{told}\n\nAnswer with one block of Python code, the whole module that defines `{entry}`."
 
 
 def _priced(one: Attempt) -> str:

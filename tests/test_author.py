@@ -174,6 +174,7 @@ def test_findings_go_back_and_the_best_is_kept():
     assert log.attempts[0].code.strip() in after_wrong[1]["content"]
     assert "It passed" in after_twice[2]["content"] and "Make it cost less" in after_twice[2]["content"]
     assert "holds no code" in after_nothing[2]["content"] and len(after_nothing) == 3
+    assert log.best.code.strip() in after_nothing[2]["content"]  # what is to be improved on
     assert KEY not in shown(log)
 
 
