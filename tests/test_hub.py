@@ -58,7 +58,8 @@ def room():
     """Eight learners at work, and a ninth whose disk is full."""
     everyone = names(9)
     secret = {"CONFIGPROXY_AUTH_TOKEN": secrets.token_hex(32), "JPY_COOKIE_SECRET": secrets.token_hex(32)}
-    with hub_server.serving(everyone, full=everyone[8], environment={**secret, "HUB_MEMORY": "6G"}) as hub:
+    given = {**secret, "HUB_MEMORY": "6G", "HELPERS_MODE": "cpu"}
+    with hub_server.serving(everyone, full=everyone[8], environment=given) as hub:
         hub.learners = [hub.learner(name) for name in everyone]
         with ThreadPoolExecutor(8) as many:
             list(many.map(lambda learner: learner.start(), hub.learners[:8]))
@@ -103,9 +104,10 @@ print(len(servers) > 0, [p.name for p in servers if os.access(p / "environ", os.
 course = pathlib.Path(os.environ["PYTHONPATH"])
 print([str(p) for p in (course, course / "helpers", course / "labs") if os.access(p, os.W_OK)])
 print([name for name in os.environ if "SECRET" in name or name.startswith(("HUB_", "CONFIGPROXY"))])
+print(os.environ["HELPERS_MODE"])
 """
     [said] = mine.run(LAB, code)
-    assert said.split("\n")[:7] == [*["refused"] * 4, "True []", "[]", "[]"]
+    assert said.split("\n")[:8] == [*["refused"] * 4, "True []", "[]", "[]", "cpu"]
 
 
 def test_nobody_reaches_the_server_of_another(room):

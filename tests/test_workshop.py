@@ -46,7 +46,7 @@ def test_the_image_has_the_course_without_solutions_and_the_pinned_environment()
     assert {"helpers", "jupyter", "labs", "notebooks", "constraints.txt"} <= set(copied)
     assert not {"solutions", "tests", "work", ".git", ".venv", "workshop"} & {*sent(), *copied}
     [made] = [rest for _, rest in STEPS if "make install" in rest]
-    assert "--add hub" in made
+    assert "--add hub" in made and "--add cluster" in made
 
 
 def test_a_container_starts_as_the_hub_starts_a_server():

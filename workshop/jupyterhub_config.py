@@ -15,7 +15,8 @@ HUB_GPUS        GPUs to spread learners over, such as 0,1 (default: everyone see
 HUB_IDLE_MINUTES   a kernel that did nothing for so long is stopped, and gives its GPU memory back (default 60)
 
 Secrets are JupyterHub's own variables: JPY_COOKIE_SECRET and CONFIGPROXY_AUTH_TOKEN, 32 random bytes in hex each.
-Without them the hub makes them itself. No variable reaches a learner's server unless `env_keep` names it.
+Without them the hub makes them itself. No variable reaches a learner's server unless `env_keep` names it, as it does
+HELPERS_CLUSTER, HELPERS_ROOM (cluster.md) and HELPERS_MODE.
 """
 
 import asyncio
@@ -153,6 +154,7 @@ c.Spawner.args = [
     f"--TerminalManager.cull_inactive_timeout={IDLE}",
     f"--ServerApp.shutdown_no_activity_timeout={2 * IDLE}",
 ]
+c.Spawner.env_keep = ["PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "HELPERS_CLUSTER", "HELPERS_MODE", "HELPERS_ROOM"]
 c.Spawner.environment = {"PYTHONPATH": str(COURSE)}
 c.Spawner.pre_spawn_hook = before_start
 c.Spawner.mem_limit = MEMORY or None
