@@ -45,6 +45,7 @@ TOOLS = {
     "CUDA": Tool("CUDA", "NVIDIA", _ALL, "threads, warps, shared memory, vector loads"),
     "CUDA with wgmma and TMA": Tool("CUDA", "NVIDIA", _HOPPER, "the same, and the instructions of one card"),
     "Mojo": Tool("Mojo", "NVIDIA, AMD, Apple", _ALL, "Mojo's types, tiles or threads"),
+    "MAX": Tool("Mojo", "NVIDIA, AMD", _ALL, "graphs of its operators"),
 }
 """By name. Vendors as their documentation states them; lessons 06 and 11 compile for two of them."""
 
@@ -187,6 +188,7 @@ WORKLOADS = (
         Way("CUDA with wgmma and TMA", "linear_gelu.cuda_lesson.cuda.16384x4096x1024",
             ("09_gemm/21_pingpong.cu", "09_gemm/hopper.cuh"), "linear_gelu.cuda_bytes.fused"),
         Way("Mojo", "linear_gelu.mojo.16384x4096x1024", ("11_mojo_max", "LINEAR")),
+        Way("MAX", "linear_gelu.max.16384x4096x1024", build="compile.seconds.max"),
     ),
     _linear(4096, 4096, 4096),
     _linear(512, 16384, 4096),
