@@ -9,7 +9,7 @@ whose lines are counted, and its tool, of `TOOLS`.
 import re
 import subprocess
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from . import ROOT, WORK, machine, records, source, timing
@@ -66,7 +66,7 @@ class Way:
     moved: str = ""
     build: str = ""
 
-    @property
+    @cached_property
     def lines(self) -> int:
         """Lines of code to write: neither blank nor a comment nor a docstring; 1 for a single call."""
         if not self.code:

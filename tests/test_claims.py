@@ -174,8 +174,9 @@ def test_the_ledger_has_every_claim_and_names_those_that_no_lesson_judges():
     ledger = claims.ledger(mine=None)
     assert [each.key for each in ledger.claims] == list(claims.CLAIMS)
     assert set(ledger.missing) == AWAITED
+    declared = {path: claims.declared(path) for path in COURSE}
     for each in ledger.claims:
-        wanted = {(path.name, cell) for path in COURSE for key, cells in claims.declared(path).items()
+        wanted = {(path.name, cell) for path in COURSE for key, cells in declared[path].items()
                   for cell in cells if key.partition(",")[0] == each.key and not each.claim.untestable}  # fmt: skip
         assert {(entry.notebook, entry.cell) for entry in each.course} == wanted, each.key
         assert each.verdict_here == "–"

@@ -39,10 +39,10 @@ def test_every_rung_and_tool_is_used_and_ordered_from_the_top():
 @pytest.mark.parametrize("workload", ladder.WORKLOADS, ids=lambda workload: workload.name)
 def test_no_way_is_far_beyond_its_floor(workload):
     """A measured bandwidth is good for a few percent: more would be a wrong shape or a wrong count of bytes."""
-    for way in workload.ways:
+    for way, row in zip(workload.ways, ladder.rows(workload), strict=True):
         over = ladder.over_floor(workload, way)
         assert over.value > 0.9, way
-        counted = ladder.rows(workload)[workload.ways.index(way)]["bytes over the least"]
+        counted = row["bytes over the least"]
         assert counted == "–" or counted > 0.9, way
 
 
