@@ -83,7 +83,7 @@ def result(reply: bytes):
 def serve(fd: int) -> None:
     """What the process does until its pipe closes. What it prints is not for whoever waits for its jobs."""
     os.setsid()  # Ctrl-C goes to the parent, which ends its desks
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # in order: what a job forked ends first
+    signal.signal(signal.SIGTERM, _leave)
     if sys.platform == "linux":  # also where the parent is killed during a job
         zygote.prctl(zygote.PR_SET_PDEATHSIG, signal.SIGTERM)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -99,3 +99,9 @@ def serve(fd: int) -> None:
         except Exception as error:
             reply = None, error
         pipe.send_bytes(pickle.dumps(reply))
+
+
+def _leave(*_) -> None:
+    """End in order, so that what a job forked ends first, and once: the parent may ask and the kernel too."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit()
