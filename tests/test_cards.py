@@ -1,4 +1,4 @@
-"""Every Triton kernel of lessons and labs 05 to 07 and 10 fits every card's shared memory, launched as on that card.
+"""Every Triton kernel of lessons and labs 05 to 07, 10 and 12_2 fits every card's shared memory, launched as there.
 
 The host functions are called with tensors of a GPU's sizes, on the CPU and untouched; what they launch is written
 down, not run, and compiled for the card. The compiler does not ask how much a card has.
@@ -60,6 +60,18 @@ LAUNCHES: dict[str, list[tuple[str, Callable]]] = {
     ],
     "10_triton": [
         ("gemv", lambda m: [m.gemv(half(1, K), half(N, K)) for N, K in ((4096, 8192), (32768, 128), (4096, 512))]),
+    ],
+    "12_2_kernels": [
+        ("norm_linear_row", lambda m: [m.norm_linear_row(half(1, K), half(K), half(N, K), 1e-5)
+                                       for N, K in ((1280, 768), (32000, 768), (4096, 4096))]),
+        ("norm_swiglu_row", lambda m: m.norm_swiglu_row(half(1, 768), half(768), half(4096, 768), 1e-5)),
+        ("linear_add_row", lambda m: m.linear_add_row(half(1, 2048), half(768, 2048), half(1, 768))),
+        ("decode_attention_row", lambda m: [m.decode_attention_row(half(1, 20 * d), *[half(4, 4096, d)] * 2,
+                                            half(2, 4096, d // 2), torch.zeros(1).long(), 12) for d in (64, 128)]),
+        ("rotate_and_keep", lambda m: m.rotate_and_keep(half(2048, 1280), *[half(4, 4096, 64)] * 2,
+                                                        half(2, 4096, 32), 12)),
+        ("swiglu", lambda m: m.swiglu(half(2048, 4096))),
+        ("plus", lambda m: m.plus(half(2048, 768), half(2048, 768))),
     ],
 }  # fmt: skip
 """By lesson: names that it defines, and how a GPU's cells call them, as a function of a module that holds them."""

@@ -1,8 +1,8 @@
 """Every CUDA source of the course compiles for every card that has its instructions, and fits its shared memory.
 
-The compiler needs no GPU. Sources are found, not listed: the kernels of lessons 09 and 10, and in lessons, solutions
-(which the labs are made from) and the conformance set what stands in a call of `cuda.RawModule` or `cuda.compile`,
-with its options and name expressions, or in a string of its own.
+The compiler needs no GPU. Sources are found, not listed: the kernels of lessons 09 and 10, and in lessons and the files
+beside them, solutions (which the labs are made from) and the conformance set what stands in a call of `cuda.RawModule`
+or `cuda.compile`, with its options and name expressions, or in a string of its own.
 """
 
 import ast
@@ -111,7 +111,8 @@ def compilations() -> dict[tuple[str, str], tuple]:
                 options = program.options(sizes, number(arch))
                 asked[f"{program} {sizes}", arch] = (program.code, arch, options, ()), 0, program.shared
     found = {path: in_notebook(path) for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.ipynb"))}
-    found |= {path: in_python(path) for path in sorted((ROOT / "tests/conformance").glob("*.py"))}
+    found |= {path: in_python(path) for folder in ("notebooks", "tests/conformance")
+              for path in sorted((ROOT / folder).glob("*.py"))}  # fmt: skip
     for path, sources in found.items():
         for i, (code, options, names) in enumerate(sources):
             fixed = [o.partition("=")[2] for o in options if o.startswith("-arch=")]
