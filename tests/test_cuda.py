@@ -649,6 +649,48 @@ def test_out_of_bounds_names_line_and_array(kernels):
     assert isinstance(caught.value, IndexError)
 
 
+STRUCTS = r"""
+#include <cuda_fp16.h>
+
+struct Pair { float a, b; };
+
+__device__ __noinline__ Pair pair(float v) {
+  Pair made;
+  made.a = v, made.b = -v;
+  return made;
+}
+
+__device__ int fibonacci(int n) { return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2); }
+
+extern "C" __global__ void halves(__half* out, __half* more, int first) {
+  int i = first + threadIdx.x;
+  more[threadIdx.x] = __float2half(fibonacci(5));
+  out[i] = __float2half(i);
+}
+
+extern "C" __global__ void pairs(Pair* out, Pair* more, int first) {
+  int i = first + threadIdx.x;
+  more[threadIdx.x] = pair(fibonacci(5));
+  out[i] = pair(i);
+}
+"""
+
+
+@on_cpu
+@pytest.mark.parametrize("kernel", ["halves", "pairs"])
+def test_a_struct_that_a_function_returns_is_seen_where_it_is_stored(kernel):
+    """Each kernel calls its function twice, which g++ alone would not make part of it."""
+    run = cuda.RawModule(code=STRUCTS).get_function(kernel)
+    dtype, each = (torch.half, 1) if kernel == "halves" else (torch.float32, 2)
+    out, more = torch.zeros(32 * each, dtype=dtype), torch.zeros(32 * each, dtype=dtype)
+    run((1,), (32,), (out, more, 0))
+    assert out[::each].tolist() == list(range(32)) and more[0] == 5
+    with pytest.raises(cuda.OutOfBounds, match="past the end of `out`"):
+        run((1,), (32,), (out, more, 1))
+    assert run.trace((1,), (32,), (out, more, 0)).bytes_written == out.nbytes + more.nbytes
+    assert run.check_races((2,), (32,), (out, more, 0))
+
+
 @on_cpu
 @pytest.mark.parametrize(
     "kernel, error, line, match",
