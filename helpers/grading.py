@@ -147,7 +147,7 @@ class _Room:
                 path, exercise = self.jobs.popleft()
                 share = max(LEAST_SHARE, 1 / (1 + self.hung[path]))
             try:
-                text = checks.text_or_verdict(exercise, path)
+                text = self._text(exercise, path)
                 row = self.kept.row(path, exercise, text, there) or _row(
                     path, self._verdict(exercise, text, exercise.seconds * share, there, desk), share
                 )
@@ -164,6 +164,13 @@ class _Room:
                 self.kept.keep(row, exercise, text, there)
                 if self.told:
                     self.told(self.total - sum(r is None for r in self.rows.values()), self.total, row)
+
+    @staticmethod
+    def _text(exercise, path) -> str | checks.Verdict:
+        try:
+            return checks.text_or_verdict(exercise, path)
+        except Exception as error:  # a file that vanished, say: a thread that ended over it would lose its row
+            return _unjudged(exercise.name, error)
 
     def _verdict(self, exercise, text, seconds, there, desk) -> checks.Verdict:
         if isinstance(text, checks.Verdict):
@@ -192,8 +199,12 @@ def judged(name: str, text: str, mode: str = "", **options) -> checks.Verdict:
     try:
         return checks.judge(exercises.every()[name], text, **options)
     except Exception as error:
-        said = f"It could not be judged: {type(error).__name__}: {error}"
-        return checks.Verdict(name, None, (checks.Finding("environment", said),), machine.here().mode, 0.0)
+        return _unjudged(name, error)
+
+
+def _unjudged(name: str, error: Exception) -> checks.Verdict:
+    said = f"It could not be judged: {type(error).__name__}: {error}"
+    return checks.Verdict(name, None, (checks.Finding("environment", said),), machine.here().mode, 0.0)
 
 
 def _row(path: Path, verdict: checks.Verdict, share: float) -> Row:

@@ -17,6 +17,7 @@ import builtins
 import importlib
 import re
 import symtable
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,6 +26,7 @@ _COMPREHENSIONS = {"listcomp", "setcomp", "dictcomp", "genexpr"}
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Delete)
 _UNCERTAIN = (ast.If, ast.For, ast.While, ast.Try, ast.TryStar, ast.Match, ast.AugAssign)
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun"}
+_parsing = threading.Lock()
 _CHANGES = re.compile(
     r"([a-z]\w*_|append|extend|insert|update|add|setdefault|pop|remove|clear|sort|reverse|seed|manual_seed|set_\w+"
     r"|register_\w+)$"
@@ -248,9 +250,16 @@ def _star(node) -> set[str]:
     return set(getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")]))
 
 
+def parse(text: str, name: str = "<unknown>") -> ast.Module:
+    """`ast.parse`, one thread at a time: Python 3.11 loses count of a tree's depth where two threads build theirs, and
+    raises SystemError. Raises what `ast.parse` raises."""
+    with _parsing:
+        return ast.parse(text, name)
+
+
 def statements(text: str) -> list[Statement]:
     """The top-level statements of Python text, without `if __name__ == "__main__":` blocks. Raises SyntaxError."""
-    body, lines = ast.parse(text).body, text.splitlines()
+    body, lines = parse(text).body, text.splitlines()
     starts = [min([n.lineno, *(d.lineno for d in getattr(n, "decorator_list", []))]) for n in body]
     found = []
     for i, node in enumerate(body):
@@ -270,7 +279,7 @@ def plain(cell: str) -> str:
     if head.startswith("%%"):
         return plain(rest) if head[2:].partition(" ")[0] in _PYTHON_MAGICS else ""
     try:
-        ast.parse(cell)
+        parse(cell)
         return cell
     except SyntaxError:
         pass  # magics, a leading indent, or a true error, which the caller's own parse reports

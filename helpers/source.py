@@ -4,7 +4,6 @@
 processes text travels and not objects. What a slice keeps, and what it cannot see, is said in `helpers.slicing`.
 """
 
-import ast
 import hashlib
 import json
 import linecache
@@ -14,7 +13,7 @@ import types
 from pathlib import Path
 
 from . import ROOT
-from .slicing import Missing, module_text, plain, statements
+from .slicing import Missing, module_text, parse, plain, statements
 
 __all__ = ["Missing", "file", "find", "live", "load", "notebook", "of", "ran", "run", "saved"]
 
@@ -61,7 +60,7 @@ def notebook(path, *names: str) -> str:
 def file(path, *names: str) -> str:
     """Module text for `names` from a `.py` file. Raises `Missing`, and SyntaxError where the file has one."""
     text = Path(path).read_text(encoding="utf-8")
-    ast.parse(text, str(path))
+    parse(text, str(path))
     return module_text([text], names, _shown(path))
 
 

@@ -1,13 +1,16 @@
 """Slices: what they hold, what they leave out, that they run alone, and what is said when a name is missing."""
 
+import gc
 import json
 import subprocess
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from helpers import source
+from helpers import slicing, source
 from helpers.slicing import module_text
 
 
@@ -180,3 +183,20 @@ def test_live_reads_the_cells_as_last_run():
     said = "the cells run since this kernel started. Run the cell that defines it first."
     wanted = ["def f():", "    return a", "a = 3", f"`late` is bound nowhere: looked in {said}", "True"]
     assert [line for line in done.stdout.splitlines() if line][-5:] == wanted, done.stderr
+
+
+def test_threads_may_parse_at_once():
+    """Python 3.11 raises SystemError where another thread parses meanwhile, as one does that the collector let in."""
+    deep, flat = "x = " + "(" * 40 + "1" + " + 1)" * 40, "y = 1\n" * 50
+    callback, before, each = (lambda *_: time.sleep(0)), gc.get_threshold(), sys.getswitchinterval()
+    gc.callbacks.append(callback)
+    try:
+        gc.set_threshold(5)
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(8) as pool:
+            for tree in pool.map(lambda i: [slicing.parse(deep if i % 2 else flat) for _ in range(20)][-1], range(160)):
+                assert tree.body
+    finally:
+        gc.callbacks.remove(callback)
+        gc.set_threshold(*before)
+        sys.setswitchinterval(each)

@@ -10,6 +10,7 @@ import torch
 
 from .. import child, stage
 from ..exercises import Exercise
+from ..slicing import parse
 from .compare import tensors
 from .verdict import Finding
 
@@ -192,7 +193,7 @@ def place(text: str, number: int) -> str:
     quoted = f"`{lines[number - 1].strip()}`" if 0 < number <= len(lines) else ""
     around = [
         (min([node.lineno, *(d.lineno for d in node.decorator_list)]), node)
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parse(text))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     ]
     around = [(first, node.name) for first, node in around if first <= number <= node.end_lineno]

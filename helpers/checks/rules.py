@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ..exercises import Exercise
+from ..slicing import parse
 from . import names
 from .names import KERNELS
 from .scopes import Scope, Text
@@ -35,7 +36,7 @@ def broken(text: str, exercise: Exercise) -> list[tuple[int, str]]:
     Text that is no Python breaks none: it cannot run, and whoever compiles it says so.
     """
     try:
-        tree = ast.parse(text)
+        tree = parse(text)
     except (SyntaxError, ValueError):  # ValueError: it holds a null byte, or half of a surrogate pair
         return []
     except (RecursionError, MemoryError):
@@ -53,7 +54,7 @@ def settled(exercise: Exercise, text: str) -> Exercise:
     if exercise.made_of != "any":
         return exercise
     try:
-        nodes = list(ast.walk(ast.parse(text)))
+        nodes = list(ast.walk(parse(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         nodes = []
     used = {n.attr for n in nodes if isinstance(n, ast.Attribute)}
@@ -636,7 +637,7 @@ _TAKEN = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([\w\s,]+\)|[
 
 def mojo_text(text: str, entry: str) -> str:
     """The text of Mojo that an answer's module text gives the name `entry`; empty where it is not written out."""
-    found = [node.value for node in ast.parse(text).body if _is_text_of(node, entry)]
+    found = [node.value for node in parse(text).body if _is_text_of(node, entry)]
     return found[0].value if len(found) == 1 else ""
 
 
