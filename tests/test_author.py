@@ -128,6 +128,7 @@ def log():
     return author.improve(QUICK, author.stored("12_3_models"), rounds=len(STORED) + 3)
 
 
+@pytest.mark.slow  # lesson 12_3 shows the same answers and is run by make test
 def test_each_stored_answer_is_judged_as_what_it_is(log):
     assert len(log.attempts) == len(STORED) >= 12 and not log.ended
     for one, want in zip(log.attempts, STORED, strict=True):
@@ -137,6 +138,7 @@ def test_each_stored_answer_is_judged_as_what_it_is(log):
         assert (one.price is not None) == (kind == "passed"), one.problem
 
 
+@pytest.mark.slow  # lesson 12_3 shows the same answers and is run by make test
 def test_the_best_is_right_and_costs_least(log):
     passed = [one for one in log.attempts if one.passed]
     assert len(passed) >= 3 and log.best.price.over == min(one.price.over for one in passed)
@@ -149,6 +151,7 @@ def test_the_best_is_right_and_costs_least(log):
     assert "0 calls" in log.cost and "checking" in log.cost
 
 
+@pytest.mark.slow
 def test_what_a_text_claims_is_no_verdict(log):
     by_about = {one.reply.about: one for one in log.attempts}
     cheat, orders = by_about["makes every comparison come out well"], by_about["gives orders, and wants the key"]

@@ -85,6 +85,7 @@ def test_a_notebook_names_the_cluster_in_a_variable(two, given, monkeypatch):
     assert shown[0].passed and given.read_text() != before
 
 
+@pytest.mark.slow
 def test_who_waits_is_told_the_place_in_the_queue(two):
     told, hang = [], rehearsal.PARTS["hangs"].format(EXERCISE.entry)
     with cluster.joined(two[0]) as there:
@@ -103,6 +104,7 @@ def test_who_waits_is_told_the_place_in_the_queue(two):
     assert "number 3 in the queue of 2 workers" in told
 
 
+@pytest.mark.slow
 def test_while_the_gpu_is_waited_for_a_mistake_is_found_here(two, monkeypatch):
     """A worker offers a GPU, and others are before this answer: CPU mode here has already found what is wrong."""
     with cluster.joined(two[0]) as there:
@@ -117,6 +119,7 @@ def test_while_the_gpu_is_waited_for_a_mistake_is_found_here(two, monkeypatch):
 # ---- many, and what workers suffer ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_answer_that_ends_its_worker_gets_a_finding_and_no_second_worker(two, given, tmp_path):
     address, workers = two
     before = {worker.pid for worker in workers}
@@ -128,6 +131,7 @@ def test_an_answer_that_ends_its_worker_gets_a_finding_and_no_second_worker(two,
     assert "no third one" in logged(tmp_path)
 
 
+@pytest.mark.slow
 def test_of_twelve_answers_each_has_one_verdict_though_a_worker_is_killed(two, given, tmp_path, monkeypatch):
     """The worker that is killed is at an answer; its nanny is gone too, so another gets that answer."""
     monkeypatch.setattr(rehearsal, "names", lambda: ["count-bytes", "predict-time", "roofline"])
@@ -158,6 +162,7 @@ records.figures(lambda: {"a.b": records.Measurement.exact(2.0, "us")}, "a.b")
 """
 
 
+@pytest.mark.slow
 def test_figures_are_measured_by_a_worker_and_merged_here(two, tmp_path, monkeypatch, capsys):
     """The lesson runs on a real worker, in CPU mode; what a GPU would have recorded is laid beside it."""
     path, out = tmp_path / "01_a.ipynb", tmp_path / "figures.json"
@@ -192,6 +197,7 @@ def test_forty_learners_two_hundred_answers_and_a_worker_killed():
     assert lost["cluster.answers_per_minute.cpu"].value > 0
 
 
+@pytest.mark.slow
 def test_a_run_that_was_broken_off_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(rehearsal, "names", lambda: ["count-bytes"])
     rehearsal.hand_in(tmp_path / "class", 4)
@@ -230,6 +236,7 @@ class Full(type(Path())):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_no_verdict(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grading, "asked", lambda path: [EXERCISE])
     rehearsal.hand_in(tmp_path / "class", 1)

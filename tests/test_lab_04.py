@@ -106,6 +106,7 @@ def schedule(sch):
 
 
 @tvm_is_here
+@pytest.mark.slow
 @pytest.mark.parametrize("about", ESCAPES)
 def test_what_an_answer_does_to_its_own_process_gains_nothing(about, monkeypatch):
     monkeypatch.setattr(rules, "broken", lambda text, exercise: [])
