@@ -293,8 +293,13 @@ def code_hash(notebook: nbformat.NotebookNode) -> str:
 
 
 def lessons() -> list[Path]:
-    """The notebooks that are saved with outputs: lessons, then solutions."""
-    return sorted((ROOT / "notebooks").glob("*.ipynb")) + sorted((ROOT / "solutions").glob("*.ipynb"))
+    """The notebooks that are saved with outputs: lessons, then solutions, each by their numbers (12 before 12_2)."""
+
+    def numbers(path: Path) -> tuple:
+        return [int(number) for number in re.findall(r"\d+(?=_)", path.stem)], path.stem
+
+    folders = (ROOT / "notebooks", ROOT / "solutions")
+    return [path for folder in folders for path in sorted(folder.glob("*.ipynb"), key=numbers)]
 
 
 def stale(paths: Iterable[Path]) -> list[str]:
