@@ -58,7 +58,13 @@ def python(name, text, guess=1.0):
 
 def gone(pid):
     """Whether a process has ended, be it that nobody has asked how."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        process, end = psutil.Process(pid), time.monotonic() + 5
+        while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
+            time.sleep(0.05)
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.fixture
