@@ -1,4 +1,4 @@
-"""What `make test` runs: lessons and solved labs in a process beside the rest, for either keeps one core busy.
+"""What `make test` runs: lessons and labs, solved or not, in a process beside the rest, for either keeps a core busy.
 
 `python -m tests.halves [options of pytest]`. On a GPU one follows the other, since some of them time what they do.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from helpers import ROOT, machine
 
-FIRST, BESIDE = ["tests", "labs"], ["notebooks", "solutions"]
+FIRST, BESIDE = ["tests"], ["notebooks", "labs", "solutions"]
 NOTHING = 5
 """pytest's exit status where no test was chosen, as `-k` may do for one of the two."""
 
