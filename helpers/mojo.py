@@ -6,11 +6,12 @@
     built.kernel("softmax").launcher()            # as any kernel of the course, on the GPU or in CPU mode on the CPU
     mojo.module(TEXT, "ops").saxpy(…)             # functions that a text makes for Python
 
-Everything compiled is kept. A GPU is not needed to compile for one, and telemetry is off.
+Everything compiled is kept, and what was refused. A GPU is not needed to compile for one, and telemetry is off.
 """
 
 import hashlib
 import importlib.util
+import json
 import re
 import shutil
 import sys
@@ -29,7 +30,7 @@ from . import apart, child, cuda, machine, show
 
 OFF = {"MODULAR_TELEMETRY_ENABLED": "0"}
 """The one switch by which Mojo and MAX look up no host."""
-FILE, MAIN = "program.mojo", "main.mojo"
+FILE, MAIN, REFUSED = "program.mojo", "main.mojo", "refused.json"
 _START = (
     "import sys\nfrom importlib.metadata import entry_points\n"
     "[start] = entry_points(group='console_scripts', name='mojo')\nsys.exit(start.load()())"
@@ -176,9 +177,17 @@ def _made(code: str, options: Sequence[str], seconds: float, main: str = "") -> 
         if not folder.exists():
             with tempfile.TemporaryDirectory(dir=folder.parent) as made, show.working("Mojo: compiling"):
                 began = time.perf_counter()
-                _compile(code, options, Path(made), seconds, main=main)
+                try:
+                    _compile(code, options, Path(made), seconds, main=main)
+                except CompileError as why:
+                    if not any(line for line, _ in why.errors):
+                        raise  # it did not get through, which may pass: nothing of the reader's was refused
+                    Path(made, REFUSED).write_text(json.dumps([why.errors, why.log]))
                 Path(made, "seconds").write_text(f"{time.perf_counter() - began}")
                 shutil.copytree(made, folder)
+    if (folder / REFUSED).exists():
+        errors, log = json.loads((folder / REFUSED).read_text())
+        raise CompileError(code, [tuple(error) for error in errors], log, "This Mojo does not compile.")
     return folder
 
 
