@@ -21,10 +21,10 @@ def projected(x, codes, scales, keep):
 
 
 def size(x, codes, scales, keep):
-    """What an error of the gate, or of the up product, makes of the result: that times the other of the two."""
-    gate, up = (x @ w.T for w in weights(codes, scales))
-    gate, up = (torch.maximum(p.abs(), p.abs().mean(-1, keepdim=True)) for p in (gate, up))
-    return gate * up
+    """What an error of the gate, or of the up product, makes of the result: that times the other of the two. A product
+    whose terms cancel is as inexact as its terms."""
+    sizes = (torch.maximum((x @ w.T).abs(), (x.square() @ w.square().T).sqrt()) for w in weights(codes, scales))
+    return torch.prod(torch.stack(tuple(sizes)), 0)
 
 
 def inputs(
