@@ -27,7 +27,7 @@ def nbgrader(tmp_path_factory):
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
     ).stdout.strip()
     Path(packages, "course.pth").write_text("\n".join({sysconfig.get_path(p) for p in ("purelib", "platlib")}) + "\n")
-    # nbgrader starts alembic by its name: it must be this environment's, though JupyterHub may have brought the course one
+    # it starts alembic by its name, which must be of this environment even where JupyterHub has brought the course one
     for what in (["nbgrader>=0.9.5,<1"], ["--force-reinstall", "--no-deps", "alembic"]):
         line = [python, "-m", "pip", "install", "--disable-pip-version-check", *what]
         done = subprocess.run(line, capture_output=True, text=True, timeout=600)
