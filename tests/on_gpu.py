@@ -60,8 +60,7 @@ SAID = 300
 
 @dataclass(frozen=True)
 class Item:
-    """One program: `command` for this Python, in which OUT stands for a folder that is removed afterwards. guess: its
-    seconds, where none are recorded."""
+    """One program: `command` for this Python. guess: its seconds, where none are recorded."""
 
     name: str
     command: tuple[str, ...]
@@ -79,11 +78,13 @@ class Item:
 
 
 def items() -> list[Item]:
-    """Everything: notebooks as a reader runs them, the answers to each exercise, each file of tests."""
-    found = []
+    """Everything: notebooks under nbval, the answers to each exercise, each file of tests."""
+    pytest, found = ("-m", "pytest", "-q", "-p", "no:cacheprovider"), []
     for folder, guess in zip(FOLDERS, (80, 30, 60), strict=True):
         for path in sorted((ROOT / folder).glob("*.ipynb")):
-            found.append(Item(f"{folder}/{path.name}", ("-m", "helpers", "run", str(path), "--out", "OUT"), guess))
+            found.append(
+                Item(f"{folder}/{path.name}", (*pytest, "-p", "tests.nbval_fixes", "--nbval-lax", str(path)), guess)
+            )
     for name, count in Counter(answer.exercise for answer in answers.written()).items():
         shares = math.ceil(count / (FEW if name in SLOW else TOGETHER))
         for i in range(1, shares + 1):
@@ -91,7 +92,7 @@ def items() -> list[Item]:
             guess = 15 + 4 * count / shares
             found.append(Item(title, ("-m", "tests.answers", name, "--share", f"{i}/{shares}"), guess))
     for path in sorted((ROOT / "tests").glob("test_*.py")):
-        command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(path))
+        command = (*pytest, str(path))
         if path.name == "test_mutants.py":  # what it judges are items of their own, and cells of solutions/
             command += ("-k", "not is_judged_as_it_should_be and not courses_own_answer")
         found.append(Item(f"tests/{path.name}", command, 30))
@@ -151,10 +152,9 @@ def run(item: Item, env: dict[str, str], until: float = math.inf) -> Outcome:
     """Run an item in a session of its own, to its end or its time limit; `until`, by the monotonic clock, stops it."""
     began = time.monotonic()
     limit = min(ITEM_SECONDS, until - began)
-    with tempfile.TemporaryDirectory() as out, tempfile.TemporaryFile("w+", errors="replace") as printed:
-        command = [sys.executable, *(out if part == "OUT" else part for part in item.command)]
+    with tempfile.TemporaryFile("w+", errors="replace") as printed:
         here = dict(cwd=ROOT, env={**os.environ, **env}, stdout=printed, stderr=printed, stdin=subprocess.DEVNULL)
-        with subprocess.Popen(command, start_new_session=True, **here) as process:
+        with subprocess.Popen([sys.executable, *item.command], start_new_session=True, **here) as process:
             RUNNING.add(process.pid)
             try:
                 status = process.wait(max(0, limit))
@@ -165,12 +165,11 @@ def run(item: Item, env: dict[str, str], until: float = math.inf) -> Outcome:
                 end(process.pid)  # also what it left behind
         printed.seek(0)
         log = printed.read().strip()
-        noise = _noise(Path(out)) if status == 0 else ""
     seconds = round(time.monotonic() - began, 1)
     if status is None and limit < ITEM_SECONDS:
         return Outcome(None, seconds, "the part's time was up")
-    said = f"still running after {limit:g} s" if status is None else noise or log.rpartition("\n")[2][:SAID]
-    return Outcome(status == 0 and not noise, seconds, said, log[-6000:])
+    said = f"still running after {limit:g} s" if status is None else log.rpartition("\n")[2][:SAID]
+    return Outcome(status == 0, seconds, said, log[-6000:])
 
 
 RUNNING: set[int] = set()
@@ -180,16 +179,6 @@ RUNNING: set[int] = set()
 def end(session: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(session, signal.SIGKILL)
-
-
-def _noise(folder: Path) -> str:
-    """What a notebook that was run into `folder` wrote to stderr: a reader sees it as a red box."""
-    for path in folder.glob("*.ipynb"):
-        for cell in nbformat.read(path, as_version=4).cells:
-            for output in cell.get("outputs", []):
-                if output.get("name") == "stderr":
-                    return f"cell {cell.id} wrote to stderr: {output.text.strip()}"[:SAID]
-    return ""
 
 
 # ---- the summary --------------------------------------------------------------------------------------------------

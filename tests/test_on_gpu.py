@@ -138,16 +138,20 @@ def test_an_item_that_hangs_fails_and_leaves_nothing_behind(card, capsys, monkey
     assert gone(forked)
 
 
-def test_a_notebook_that_writes_to_stderr_fails(card, capsys, tmp_path):
-    noise = nbformat.v4.new_output("stream", name="stderr", text="a warning")
-    for name, outputs in (("loud", [noise]), ("quiet", [])):
-        cell = nbformat.v4.new_code_cell("1", outputs=outputs, id="l98-a")
-        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / f"{name}.ipynb")
-    text = "import shutil, sys; shutil.copy(*sys.argv[1:])"
-    found = [Item(name, ("-c", text, str(tmp_path / f"{name}.ipynb"), "OUT"), 1) for name in ("loud", "quiet")]
-    status, _, summary = card(capsys, found)
-    assert status == 1 and summary["items"]["loud"]["said"] == "cell l98-a wrote to stderr: a warning"
-    assert summary["items"]["quiet"]["passed"]
+def test_notebooks_run_under_nbval(card, capsys, tmp_path):
+    """With what tests/nbval_fixes.py adds, so that one that only warns fails too."""
+    for folder, code in (("notebooks", "import sys; print('a warning', file=sys.stderr)"), ("labs", "print(1)")):
+        (tmp_path / folder).mkdir()
+        cell = nbformat.v4.new_code_cell(code, id="l98-a")
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / folder / "98_a.ipynb")
+    every = {item.name: item for item in on_gpu.items()}
+    found = []
+    for folder, like in (("notebooks", "notebooks/00_start_here.ipynb"), ("labs", "labs/01_measuring.ipynb")):
+        *command, _ = every[like].command
+        found.append(Item(folder, (*command, str(tmp_path / folder / "98_a.ipynb")), 1))
+    status, said, summary = card(capsys, found)
+    assert status == 1 and "wrote to stderr" in said and summary["items"]["notebooks"]["passed"] is False
+    assert summary["items"]["labs"]["passed"] and "1 passed" in summary["items"]["labs"]["said"]
 
 
 def test_what_a_machine_lacks_is_no_failure_and_is_told(card, capsys, monkeypatch):

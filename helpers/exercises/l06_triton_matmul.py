@@ -797,7 +797,7 @@ PRUNE_CONFIGS = Exercise(
         "a thread, more than 255 spill. A step of r programs: the largest of r · BLOCK_M · BLOCK_N · BLOCK_K / 1500, "
         "r · 2 · BLOCK_K · (BLOCK_M + BLOCK_N) / 20 and 2000 / (stages - 1) cycles; BLOCK_M below 64 multiplies the "
         "first by 4. cycles = steps · (full turns · a step of all that fit + a step of what the last turn leaves to an "
-        "SM), and of two that cost the same, the one with fewer warps.",
+        "SM); of those that cost the same, fewer warps come first, then fewer steps.",
     ),
     hints_for={
         "too-slow": (
