@@ -56,9 +56,11 @@ def _short(said: str) -> str:
 
 
 def warm(*packages: str) -> None:
-    """Start loading those that are installed, by default TVM and JAX, without waiting for it."""
+    """Start loading those that are installed, by default TVM and JAX, without waiting for it; "torch" is always there."""
     for package in packages or ("tvm", "jax"):
-        if not problem(package):
+        if package not in _NAMES:
+            child.warm()
+        elif not problem(package):
             child.warm(packages=package)
 
 

@@ -85,12 +85,13 @@ def measured(*functions: Callable[[], object], given: dict | None = None) -> dic
     }
 
 
-def warm() -> None:
+def warm(*, inductor: bool = False) -> None:
     """Start the process that the next `measured` will need, without waiting for it: importing what a notebook imports,
-    under Nsight Compute, takes most of its time. In CPU mode and without Nsight Compute nothing is started."""
+    under Nsight Compute, takes most of its time. inductor: its functions are compiled by torch.compile, whose own
+    imports take seconds more. In CPU mode and without Nsight Compute nothing is started."""
     if machine.gpu() and not _ahead:
         with suppress(machine.NotReady):
-            _ahead.append(Program([READ, WRITTEN], IN_RANGES, ahead=True))
+            _ahead.append(Program([READ, WRITTEN], IN_RANGES, ahead=True, inductor=inductor))
 
 
 _ahead: list["Program"] = []
@@ -101,17 +102,18 @@ class Program:
     """A Python program under Nsight Compute: it imports what notebooks do, then runs the text that it is given.
 
     metrics, options: what is counted, and how. ahead: it begins now, and not when the text is there; until then it
-    touches no GPU. Errors: `machine.NotReady` without Nsight Compute.
+    touches no GPU. inductor: it imports torch's compiler, too. Errors: `machine.NotReady` without Nsight Compute.
     """
 
-    def __init__(self, metrics: list[str], options: list[str], ahead: bool = False):
+    def __init__(self, metrics: list[str], options: list[str], ahead: bool = False, inductor: bool = False):
         self.counted = metrics, options
         counting = [find(), "--csv", "--page", "raw", "--print-units", "base", "--cache-control", "none"]
         counting += ["--clock-control", "none", *options, "--metrics", ",".join(metrics), sys.executable]
         self._home = tempfile.TemporaryDirectory()
         self.folder = Path(self._home.name)
         (self.folder / "program.py").write_text(_PROGRAM)
-        self._command = [*counting, str(self.folder / "program.py"), str(self.folder / "text.py")]
+        more = ["torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx"] if inductor else []
+        self._command = [*counting, str(self.folder / "program.py"), str(self.folder / "text.py"), *more]
         # Inductor's pool of compilers would be started under the profiler too
         env = {"PYTHONPATH": machine.python_path(), "HELPERS_MODE": "gpu", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         self._more = {"env": env, "output_bytes": 1 << 26}  # a row repeats every attribute of the device: some 4 kB
@@ -146,6 +148,7 @@ SECONDS = 300
 """What a text may take under Nsight Compute."""
 
 _PROGRAM = """
+import importlib
 import os
 import sys
 import time
@@ -156,6 +159,8 @@ try:
     import triton.language
 except ImportError:
     pass
+for _name in sys.argv[2:]:
+    importlib.import_module(_name)
 
 __file__, _parent = sys.argv[1], os.getppid()
 while not os.path.exists(__file__):

@@ -43,6 +43,16 @@ def test_a_function_runs_by_its_text_and_a_crash_stays_apart():
     assert apart.run("torch", twice, 1) == 2
 
 
+def test_what_loads_ahead_is_the_process_that_will_be_asked(monkeypatch):
+    begun = []
+    monkeypatch.setattr(child, "warm", lambda **what: begun.append(what))
+    monkeypatch.setattr(apart, "problem", lambda package: package == "tvm")
+    apart.warm()
+    assert begun == [{"packages": "jax"}]  # TVM has a problem here, and is left alone
+    apart.warm("torch")
+    assert begun[1:] == [{}]
+
+
 @tvm_is_here
 def test_tvm_is_loaded_there_and_not_here():
     assert apart.run("tvm", tvm_version, 3)[1] == 6

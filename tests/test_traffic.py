@@ -125,12 +125,17 @@ def test_counters_become_sentences_and_travel_as_text(monkeypatch, tmp_path):
     assert "Occupancy 25%, 128 registers" in said and "67 MB read" in said and "waiting for wgmma 50%" in said
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_program_runs_its_text_once_it_has_one(monkeypatch, tmp_path, ahead):
-    ncu = tmp_path / "ncu"  # in place of Nsight Compute: it runs the program, and prints what that prints
+def stand_in_for_ncu(monkeypatch, folder):
+    """In place of Nsight Compute: it runs the program, and prints what that prints."""
+    ncu = folder / "ncu"
     ncu.write_text('#!/bin/sh\nwhile [ "$1" != --metrics ]; do shift; done\nshift 2\nexec env HELPERS_MODE=cpu "$@"\n')
     ncu.chmod(0o755)
     monkeypatch.setattr(traffic, "find", lambda: str(ncu))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_program_runs_its_text_once_it_has_one(monkeypatch, tmp_path, ahead):
+    stand_in_for_ncu(monkeypatch, tmp_path)
     program = traffic.Program([traffic.READ], traffic.IN_RANGES, ahead)
     text = f'import inspect\ndef f():\n    pass\nprint(\'"{traffic.READ}","f"\')\nprint(\'"byte",""\')\n'
     (row,) = program.rows(text + 'print(f\'"7","{len(inspect.getsource(f))}"\')')
@@ -138,9 +143,18 @@ def test_a_program_runs_its_text_once_it_has_one(monkeypatch, tmp_path, ahead):
     assert not program.folder.exists()
 
 
+@pytest.mark.parametrize("inductor", [False, True])
+def test_a_program_that_will_compile_has_the_compiler_loaded(monkeypatch, tmp_path, inductor):
+    stand_in_for_ncu(monkeypatch, tmp_path)
+    program = traffic.Program([traffic.READ], traffic.IN_RANGES, inductor=inductor)
+    loaded = 'import sys\nloaded = "torch._inductor.compile_fx" in sys.modules\n'
+    (row,) = program.rows(f'{loaded}print(\'"loaded"\\n""\')\nprint(f\'"{{loaded}}"\')')
+    assert row["loaded"] == str(inductor)
+
+
 def test_what_was_started_ahead_is_used_once(monkeypatch, tmp_path):
     class Program:
-        def __init__(self, *counted, ahead=False):
+        def __init__(self, *counted, ahead=False, inductor=False):
             self.counted, self.ahead, self.folder = counted, ahead, tmp_path
 
         def rows(self, text):
