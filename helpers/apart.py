@@ -56,7 +56,7 @@ def _short(said: str) -> str:
 
 
 def warm(*packages: str) -> None:
-    """Start loading those that are installed, by default TVM and JAX, without waiting for it; "torch" is always there."""
+    """Start loading those that are installed, by default TVM and JAX, without waiting for it; "torch" always is."""
     for package in packages or ("tvm", "jax"):
         if package not in _NAMES:
             child.warm()

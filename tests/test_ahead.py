@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from helpers import child
+from helpers import child, machine
 from helpers.checks.judge import Trial
 from helpers.exercises import every
 from tests.answers import solved
@@ -103,3 +103,21 @@ def test_what_only_the_cpu_is_given_is_not_compiled_ahead():
     end = left[-1][0]
     launched = {kind: {launch["constants"]["BLOCK"] for launch in end[kind]} for kind in ("to_launch", "to_compile")}
     assert launched["to_compile"] - launched["to_launch"] == {"16384"}
+
+
+@pytest.mark.parametrize(("name", "passes"), [("gemm-layout", 2), ("graph-breaks", 2), ("hlo-bytes", 1)])
+def test_what_loads_while_the_first_pass_runs_is_what_the_second_runs_in(name, passes, monkeypatch):
+    exercise, begun, used = every()[name], [], []
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    monkeypatch.setattr(child, "warm", lambda **what: begun.append(kind(**what)))
+    left = child.Result(None, "", "", 0, None, False, 0.0)
+    monkeypatch.setattr(child, "run", lambda *_, **asked: used.append(kind(**asked)) or left)
+    monkeypatch.setattr(Trial, "prepare", lambda self: None)
+    monkeypatch.setattr(Trial, "job", lambda self, mode, cases, speed=None: ({}, []))
+    monkeypatch.setattr(Trial, "passes", lambda self: self.played("gpu", [])[0])
+    Trial(exercise, solved(name), 0, 60).run()
+    assert begun == (used if passes == 2 else []) and len(used) == 1
+
+
+def kind(interpreted=False, inductor=False, packages="", **_):
+    return packages or child._kind(interpreted, inductor)

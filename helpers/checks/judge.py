@@ -293,7 +293,8 @@ class Trial:
             return caught("process", [Finding("environment", str(lacking))])
         if self.gpu:
             # what the second pass runs in, and what counts bytes, is loaded while the first one is at work
-            child.warm(inductor=self.exercise.rung == "compiler")
+            if any(case.mode != "cpu" for case in self.exercise.cases):
+                child.warm(**self.loaded)
             if any(limit.inputs for limit in self.exercise.limits) and not self.sealed:
                 with contextlib.suppress(machine.NotReady):  # `few_bytes` says so
                     self.counting = sanitizer.counting()
@@ -305,6 +306,15 @@ class Trial:
             self.over = True
             if self.counting:
                 self.counting.end()
+
+    @property
+    def loaded(self) -> dict:
+        """What its process has loaded before it begins, in the words of `child`."""
+        generated = bool(self.exercise.mojo and self.exercise.mojo.main)
+        return {
+            "inductor": self.exercise.rung == "compiler" and bool(self.exercise.drive),
+            "packages": "" if generated else self.exercise.package,
+        }
 
     def passes(self) -> list[Finding]:
         findings = self.on_cpu()
@@ -499,8 +509,7 @@ class Trial:
                     seconds=limit,
                     memory_bytes=MEMORY_BYTES if mode == "cpu" else None,
                     interpreted=mode == "cpu",
-                    inductor=self.exercise.rung == "compiler" and bool(self.exercise.drive),
-                    packages="" if self.exercise.mojo and self.exercise.mojo.main else self.exercise.package,
+                    **self.loaded,
                     share=(job_file.fileno(), left_file.fileno()),
                     sealed=self.sealed,
                 )
