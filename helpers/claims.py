@@ -33,7 +33,7 @@ ARTICLES = {
 }
 """The two public articles, by the names that the lessons use."""
 
-HOLDS, FAILS, DEPENDS, UNRESOLVED, UNRECORDED = "holds", "fails", "depends", "not resolved", "not recorded yet"
+HOLDS, FAILS, DEPENDS, UNRESOLVED, UNRECORDED = "holds", "fails", "depends", "not resolved", records.NOT_YET
 NOT_TESTABLE = "not testable"
 
 
@@ -356,6 +356,11 @@ class Entry:
         return [_SAID.get(row["holds"], row["holds"]) for row in self.rows]
 
     @property
+    def lesson(self) -> str:
+        """The lesson's number, "12_2"."""
+        return re.match(r"\d+(_\d+)?", self.notebook)[0]
+
+    @property
     def link(self) -> str:
         """The cell, from beside the lessons: JupyterLab opens the notebook there."""
         return f"{self.notebook}#cell-id={self.cell}"
@@ -442,6 +447,16 @@ class Judged:
         return [row if any(r["for"] for r in out) else {k: v for k, v in row.items() if k != "for"} for row in out]
 
 
+_ABOUT = (
+    f"Statements of two articles: {'; '.join(f'the {name} article, on {what}' for name, what in ARTICLES.items())}. "
+    "A course in notebooks put each to the test.",
+    f"A verdict follows from figures and thresholds. {HOLDS}: every test does; {FAILS}: none does; {DEPENDS}: some do; "
+    f"{NOT_TESTABLE}: no experiment of a course can say. What is recorded was measured for the course, what stands "
+    "under “here” by whoever saved this file. Links lead to the cells where the file lies beside the notebooks.",
+)
+"""What someone has to know who is handed the file alone."""
+
+
 @dataclass(frozen=True)
 class Ledger:
     """Every claim with its verdict; a table that unfolds in a notebook, text elsewhere, and a file to share."""
@@ -462,7 +477,7 @@ class Ledger:
                 "claim": each.key,
                 "statement": each.claim.statement,
                 "article": each.claim.article,
-                "judged in": ", ".join(dict.fromkeys(entry.notebook[:2] for entry in each.course)) or "–",
+                "judged in": ", ".join(dict.fromkeys(entry.lesson for entry in each.course)) or "–",
                 "verdict here": each.verdict_here,
                 "verdict, recorded": each.verdict,
             }
@@ -471,7 +486,7 @@ class Ledger:
 
     def markdown(self) -> str:
         """The whole ledger as Markdown: a section a claim. Links lead to the cells where it lies beside the lessons."""
-        out = ["# The claims ledger", "", *_pipes(self.rows())]
+        out = ["# The claims ledger", "", *(f"{line}\n" for line in _ABOUT), *_pipes(self.rows())]
         for each in self.claims:
             out += ["", f"## {each.key}: {each.verdict}", "", f"{each.claim.statement} ({each.claim.source}.)", ""]
             if each.claim.untestable:
@@ -511,7 +526,8 @@ class Ledger:
             raise ValueError(f"the ledger is written as .html or .md, not as {path.name}")
         head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>The claims ledger</title>'
         style = "<style>body{font-family:sans-serif;max-width:70em;margin:2em auto}details{margin:.5em 0}</style>"
-        page = f"{head}{style}<h1>The claims ledger</h1>\n{self.html()}\n</html>\n"
+        about = "\n".join(f"<p>{html.escape(line)}</p>" for line in _ABOUT)
+        page = f"{head}{style}<h1>The claims ledger</h1>\n{about}\n{self.html()}\n</html>\n"
         path.write_text(page if path.suffix == ".html" else self.markdown())
         return path
 

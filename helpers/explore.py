@@ -353,7 +353,8 @@ class Guide:
         self.readout, self.evidence = widgets.HTML(), widgets.HTML()
         self.readout.add_class("guide-readout")
         asked = [widget for name, control in self.controls.items() for widget in (self.words[name], control)]
-        self.box = widgets.VBox([*asked, self.readout, self.evidence])
+        room = widgets.Layout(padding="0 8px")  # a handle at a slider's end reaches beyond it
+        self.box = widgets.VBox([*asked, self.readout, self.evidence], layout=room)
         self.box.add_class("guide-form")
         for control in self.controls.values():
             control.observe(self.update, names="value")

@@ -255,7 +255,7 @@ TRIALS = [
     Trial(
         "torch.compile",
         COMPILE,
-        install.package("g++", dnf="gcc-c++"),
+        GXX,
         needed=True,
         env={"TORCHINDUCTOR_COMPILE_THREADS": "1"},
     ),
@@ -313,7 +313,8 @@ def attempt(trial: Trial, folder: Path) -> Row:
         command = [sys.executable, "trial.py"]
         done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        return Row(trial.name, "missing", f"It did not end within {SECONDS} s.", trial.mend, trial.needed)
+        mend = f"run it again when this machine has less to do; if it stays so: {trial.mend}"
+        return Row(trial.name, "missing", f"It did not end within {SECONDS} s.", mend, trial.needed)
     said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     last = said[-1] if said else f"It died, exit status {done.returncode}, and said nothing."
     if done.returncode:

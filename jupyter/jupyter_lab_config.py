@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 
 here = Path(__file__).resolve().parent
@@ -55,6 +56,8 @@ def keep_what_another_window_wrote(path, model, contents_manager):
     )  # fmt: skip
 
 
+# this file is read twice, for the server and for JupyterLab, and the second hook takes the place of the first
+warnings.filterwarnings("ignore", "Overriding existing pre_save_hook")
 c.FileContentsManager.pre_save_hook = keep_what_another_window_wrote
 
 c.ServerApp.root_dir = str(work.parent)

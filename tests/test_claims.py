@@ -174,6 +174,7 @@ def test_the_ledger_has_every_claim_and_names_those_that_no_lesson_judges():
     ledger = claims.ledger(mine=None)
     assert [each.key for each in ledger.claims] == list(claims.CLAIMS)
     assert set(ledger.missing) == AWAITED
+    assert {row["claim"]: row["judged in"] for row in ledger.rows()}["eighty-twenty"] == "12_2"
     declared = {path: claims.declared(path) for path in COURSE}
     for each in ledger.claims:
         wanted = {(path.name, cell) for path in COURSE for key, cells in declared[path].items()
@@ -249,5 +250,6 @@ def test_a_reader_s_copy_counts_once_it_ran_on_a_gpu(tmp_path, ratio, mode, verd
     for each in (page, text):
         assert "98_a.ipynb#cell-id=l98-b" in each and "A card, 2026-01-01, torch 2.13" in each and "≥ 3" in each
         assert all(html.escape(claim.statement) in each or claim.statement in each for claim in claims.CLAIMS.values())
+        assert all(html.escape(what) in each or what in each for what in claims.ARTICLES.values())
     with pytest.raises(ValueError, match="not as ledger.txt"):
         ledger.save(tmp_path / "ledger.txt")

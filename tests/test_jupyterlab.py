@@ -50,6 +50,10 @@ def test_a_token_is_needed_and_only_this_machine_is_served(lab):
     assert "http://localhost:" in lab.log()
 
 
+def test_it_starts_without_a_warning(lab):
+    assert "http://localhost:" in lab.log() and "Warning" not in lab.log()
+
+
 def test_a_second_start_keeps_the_learners_tabs(lab):
     from helpers.copies import first_layout
 

@@ -38,7 +38,8 @@ def test_a_gpu_that_lacks_a_tool_shows_what_was_recorded_but_never_records_it(mo
     monkeypatch.setattr(machine, "gpu", lambda: True)
     monkeypatch.delenv("HELPERS_RECORDS", raising=False)
     shown = records.figures(refused, "no.such.figure")
-    assert not shown.live and shown["no.such.figure"].note == "not recorded yet"
+    assert not shown.live and shown["no.such.figure"].note == shown.where == records.NOT_YET
+    assert "nan" not in str(shown) and "Recorded" not in str(shown)  # no GPU's name above what it never measured
     assert "may not read" in capsys.readouterr().out
     assert "not recorded yet" in records.text("no.such.text", refused)
     assert "may not read" in capsys.readouterr().out

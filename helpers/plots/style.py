@@ -5,12 +5,13 @@ import math
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ..records import NOT_YET as MISSING
+
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 PALETTE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 MARKERS = "osD^vPX"
-MISSING = "not recorded yet"
 
 
 def blank(title: str, height: float, width: float = 7.6, source: str = ""):
@@ -38,7 +39,7 @@ def value_of(thing):
 def source_of(figures) -> str:
     """Where `records.Figures` or `timing.Ceilings` were measured, in a few words; empty for other things."""
     where = getattr(figures, "where", "")
-    if hasattr(figures, "live"):
+    if hasattr(figures, "live") and where != MISSING:
         where = f"{'measured here' if figures.live else 'recorded'}: {where}"
     return ", ".join(where.split(", ")[:2])
 

@@ -24,6 +24,8 @@ REFERENCE = FOLDER / "nvidia-h200.json"
 """The record that CPU mode shows."""
 OUTPUTS = FOLDER / "outputs.json"
 """What `output` shows where a package is missing; `HELPERS_OUTPUTS=FILE` has it written."""
+NOT_YET = "not recorded yet"
+"""What is said of a figure without a record, and of where figures were made of which none has one."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Figures(Mapping):
         return [
             {
                 "figure": key,
-                "value": m.value,
+                "value": "–" if math.isnan(m.value) else m.value,
                 "unit": m.unit,
                 "quartiles": f"{show.number(m.low)} – {show.number(m.high)}" if m.low < m.high else "",
                 "n": m.n,
@@ -88,7 +90,7 @@ class Figures(Mapping):
 
     def _table(self):
         caption = f"{'Measured here' if self.live else 'Recorded'}: {self.where}"
-        return show.table(self.rows(), caption=caption)
+        return show.table(self.rows(), caption=caption if self.where != NOT_YET else NOT_YET.capitalize())
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         return self._table()._repr_mimebundle_()
@@ -142,13 +144,13 @@ def recorded(*ids: str, path: Path | None = None) -> Figures:
         "low": math.nan,
         "high": math.nan,
         "n": 0,
-        "note": "not recorded yet",
+        "note": NOT_YET,
     }
     found = {key: record["figures"].get(key, absent) for key in ids}
     fields = [f.name for f in dataclass_fields(Measurement)]
     values = {key: Measurement(**{f: entry[f] for f in fields}) for key, entry in found.items()}
-    abouts = [record["figures"].get(key, {}).get("made_with", record["machine"]) for key in ids]
-    return Figures(values, False, "; ".join(dict.fromkeys(map(label, abouts))))
+    abouts = [record["figures"][key].get("made_with", record["machine"]) for key in ids if key not in missing]
+    return Figures(values, False, "; ".join(dict.fromkeys(map(label, abouts))) or NOT_YET)
 
 
 def figure(key: str, measure: Callable[[], Measurement]) -> Figures:
@@ -176,7 +178,7 @@ def text(key: str, make: Callable[[], str], *, rarely: bool = False) -> str:
     if key not in record["texts"]:
         if os.environ.get("HELPERS_RECORDS") == "strict":
             raise Missing(f"no record of {key} in {REFERENCE.name}: python -m helpers measure, on that GPU")
-        return f"({key}: not recorded yet)"
+        return f"({key}: {NOT_YET})"
     about = record["texts_made_with"].get(key, record["machine"])
     return f"[recorded: {label(about)}]\n" + "\n".join(record["texts"][key])
 
