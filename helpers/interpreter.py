@@ -38,6 +38,7 @@ _MANY = -1  # in a shadow: more than one program
 _logs: list["Log"] = []
 _launch: "_Launch | None" = None
 _launches = itertools.count()
+_idle = False
 
 
 class _Refusal:
@@ -68,7 +69,7 @@ class Log:
     """What interpreted kernels asked for. Bytes are those of unmasked lanes, repeated addresses included; an atomic
     counts as a read and a write. Sectors are the distinct 32-byte pieces of each access, summed over accesses; an
     access is one `tl.load`, `tl.store` or atomic of one program. `program_bytes` are those of the program that asked
-    for most; `dots` counts calls of `tl.dot`. wave: how many programs, in the order in which a GPU starts them, are
+    for most. wave: how many programs, in the order in which a GPU starts them, are
     taken to run at once and to share what they load; 0 where nobody asks for `wave_bytes`."""
 
     bytes_read: int = 0
@@ -77,7 +78,6 @@ class Log:
     sectors_written: int = 0
     programs: int = 0
     program_bytes: int = 0
-    dots: int = 0
     wave: int = 0
     loaded: dict[tuple, list[np.ndarray]] = field(default_factory=dict)
     """Addresses by (launch, wave, bytes of an element)."""
@@ -112,6 +112,17 @@ def record(wave: int = 0):
         yield log
     finally:
         _logs[:] = [other for other in _logs if other is not log]
+
+
+@contextmanager
+def idle():
+    """Inside it, kernels that are interpreted get of a `tl.dot` what it adds to, and no product."""
+    global _idle
+    _idle = True
+    try:
+        yield
+    finally:
+        _idle = False
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -427,10 +438,8 @@ def _watch_memory(it) -> None:
         ordering(ptr, sem)
         return cas(self, ptr, compare, value, sem, scope)
 
-    def create_dot(self, *args, **named):
-        for log in _logs:
-            log.dots += 1
-        return dot(self, *args, **named)
+    def create_dot(self, a, b, d, *rest, **named):
+        return d if _idle else dot(self, a, b, d, *rest, **named)
 
     def create_descriptor_reduce(self, kind, desc, value, indices):
         """`desc.atomic_add` and its like, which the interpreter lacks."""

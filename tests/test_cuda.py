@@ -890,6 +890,14 @@ def test_fragments_of_every_shape_type_and_layout(fragments, name):
 
 
 @on_cpu
+def test_idle_fragments_pass_on_what_they_add_to(fragments):
+    a, b, c = torch.ones(16, 16).half(), torch.ones(16, 16).half(), torch.randn(16, 16)
+    out, name = c.clone(), next(iter(products()))
+    fragments.get_function(name)((1,), (32,), (a, b, out, True), idle=True)
+    assert torch.equal(out, 2 * c)
+
+
+@on_cpu
 @pytest.mark.parametrize(
     "kernel, threads, error, match",
     [

@@ -49,6 +49,22 @@ def test_in_bounds_is_right_and_counted():
 
 
 @triton.jit
+def product(o_ptr, x_ptr, B: tl.constexpr):
+    at = tl.arange(0, B)[:, None] * B + tl.arange(0, B)
+    x = tl.load(x_ptr + at)
+    tl.store(o_ptr + at, tl.dot(x, tl.trans(x), x.to(tl.float32)))
+
+
+def test_an_idle_dot_passes_on_what_it_adds_to():
+    x, o = torch.randn(16, 16).half(), torch.empty(16, 16)
+    with interpreter.idle():
+        product[(1,)](o, x, 16)
+    assert torch.equal(o, x.float())
+    product[(1,)](o, x, 16)
+    assert torch.allclose(o, x.float() + x.float() @ x.float().T, atol=1e-4)
+
+
+@triton.jit
 def outer(o_ptr, x_ptr, y_ptr, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)[:, None]
     j = tl.program_id(1) * B + tl.arange(0, B)[None, :]

@@ -45,6 +45,9 @@ def composed(exercise: Exercise, facts: dict, empty: bool) -> list[Finding]:
     nothing to do (`empty`), kernels of its own."""
     if facts.get("threads") and not exercise.drive:  # a compiler that a drive asks keeps threads of its own
         return [Finding("forbidden", "The answer left a thread running: its work must be done when it returns.")]
+    if facts.get("reused") and not exercise.drive:
+        said = "The result lies in the memory of an earlier call's result, which its owner may still need"
+        return [Finding("forbidden", f"{said}: return memory of its own each time.")]
     operators = facts.get("operators", [])
     if exercise.made_of in ("triton", "cuda", "mojo"):
         wrong = [n for n in operators if n not in exercise.allow | {"fill_", "zero_"} and "*" not in exercise.allow]
@@ -158,6 +161,11 @@ def raised(error: dict, stderr: str, text: str) -> Finding:
         message = (
             "The check runs on the CPU first, and torch knows no GPU there: machine.here() has the card's numbers."
         )
+    if names[0] == "FailOnRecompileLimitHit":
+        message = (
+            "torch.compile captured it anew for shape after shape, or value after value, and gives up after so many."
+        )
+        message += " Let it keep sizes open: leave `dynamic` out, or say True; and compile once, not in each call."
     if kind == "exception" and names[0] == "SystemExit":
         message = "It ended its own process with sys.exit."
         return Finding(kind, message)

@@ -488,6 +488,7 @@ class Trial:
             "inspected": inspected,
             "ahead": self.launched if mode == "gpu" and speed is None else [],
             "same_bits": bool(self.exercise.same_bits) and not inspected,
+            "idle": mode == "cpu" and self.exercise.multiplied is not None,
             "trace": self.traces or any(limit.fact in stage.TRACED for limit in self.exercise.limits),
             "drive": _travel(self.exercise.drive),
             "cases": [packed(i, case, twice and n == 0) for n, (i, case) in enumerate(cases)],
@@ -557,10 +558,11 @@ class Trial:
                 for key in [k for k in self.references if k != (number, again) and k[0] in self.finished]:
                     self.references.pop(key, None)
             try:
-                findings = self.judged(mode, case, reference, message, blobs)
+                judged = self.judged if message["order"] != "idle" else self.judged_idle
+                findings = judged(mode, case, reference, message, blobs)
             except Unreadable:
                 findings = [Finding("crash", "What came back from its process is damaged.")]
-            if not findings and not again:
+            if not findings and not again and message["order"] != "idle":
                 findings = caught("values", self.unsteady(message, blobs, firsts))
             if findings:
                 how = {"again": "on a second call with other values in the same tensors"}.get(message["order"], "")
@@ -582,15 +584,7 @@ class Trial:
     def judged(self, mode: str, case: Case, reference: Reference, message: dict, blobs: list) -> list[Finding]:
         """What is wrong with one call."""
         inputs = reference.inputs
-        got = [
-            torch.frombuffer(bytearray(b), dtype=torch.uint8) if b else torch.empty(0, dtype=torch.uint8) for b in blobs
-        ]
-        try:
-            about = [said | {"wanted_device": "cuda" if mode == "gpu" else "cpu"} for said in message["tensors"]]
-            outputs = [_bits(t, said) for t, said in zip(got, about, strict=False)]
-            tree, facts = stage.decode(message["outputs"], outputs), dict(message["facts"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise Unreadable from error
+        about, got, outputs, tree, facts = _unpacked(message, blobs, "cuda" if mode == "gpu" else "cpu")
         is_inspected = mode == "cpu" and self.exercise.needs
         findings = untouched(inputs, got[len(about) :])
         if message["stray"]:
@@ -606,6 +600,27 @@ class Trial:
         empty = (bool(about) and not any(t.numel() for t in outputs)) or not all(t.numel() for t in tensors(inputs))
         counted = [] if findings else composed(self.exercise, facts, empty) or limited(self.exercise, inputs, facts)
         return caught("values", findings) or caught("counts", counted)
+
+    def judged_idle(self, mode: str, case: Case, reference: Reference, message: dict, blobs: list) -> list[Finding]:
+        """What is wrong with a call in which tensor cores multiplied nothing: what there still is comes from elsewhere,
+        and what is no longer there comes from them."""
+        exercise = self.exercise
+        _, _, outputs, _, _ = _unpacked(message, blobs, "cpu")
+        nothing = [torch.zeros_like(t) if i == exercise.multiplied else t for i, t in enumerate(reference.inputs)]
+        (want,) = tensors(Reference(exercise, tuple(nothing)).expected)
+        if [t.shape for t in outputs] != [want.shape]:
+            raise Unreadable
+        (have,) = outputs
+        off = have.double() != want
+        if not off.any():
+            return []
+        what = {"triton": "`tl.dot`", "cuda": "`wmma::mma_sync`"}[exercise.made_of]
+        share = f"{int(off.sum()):,} of {off.numel():,} values of the result"
+        said = f"Not all products are made by {what}: with those left out, {share} still depend on the inputs, and the "
+        said += (
+            "tensor cores have no part in that. Write all products with it, and let the result depend on them alone."
+        )
+        return caught("counts", [Finding("forbidden", said)])
 
     def told(self, finding: Finding, case: Case, how: str = "", inputs: tuple = ()) -> Finding:
         """The finding, and how to see it again; plain inputs are shown, where they can be worked out on paper."""
@@ -795,6 +810,18 @@ def _bits(data: torch.Tensor, said: dict) -> torch.Tensor:
         return data.view(dtype).reshape(said["size"])
     except RuntimeError:
         return torch.empty(0, dtype=dtype)
+
+
+def _unpacked(message: dict, blobs: list, device: str) -> tuple:
+    """Of the frame of a call: what is told of its outputs, which should lie on `device`, all its bytes, the outputs,
+    their tree, the facts. Raises `Unreadable`."""
+    got = [torch.frombuffer(bytearray(b), dtype=torch.uint8) if b else torch.empty(0, dtype=torch.uint8) for b in blobs]
+    try:
+        about = [said | {"wanted_device": device} for said in message["tensors"]]
+        outputs = [_bits(t, said) for t, said in zip(got, about, strict=False)]
+        return about, got, outputs, stage.decode(message["outputs"], outputs), dict(message["facts"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise Unreadable from error
 
 
 def _travel(function) -> dict | None:

@@ -95,6 +95,7 @@ class Launch(ctypes.Structure):
         ("order", ctypes.c_uint32),
         ("seed", ctypes.c_uint32),
         ("blocks", ctypes.c_uint64),
+        ("idle", ctypes.c_uint64),
         ("failure", Failure),
         ("accesses", ctypes.POINTER(Access)),
         ("access_count", ctypes.c_uint64),

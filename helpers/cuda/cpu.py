@@ -99,6 +99,7 @@ class Library:
         seed: int = 0,
         blocks: int = 0,
         workers: int = 0,
+        idle: bool = False,
     ) -> Outcome:
         """Run one launch to its end or first failure. ranges: (low, high) addresses that the kernel may touch."""
         buffers = [ctypes.create_string_buffer(v, max(len(v), 1)) for v in values]
@@ -119,6 +120,7 @@ class Library:
             order=abi.ORDERS[order],
             seed=seed,
             blocks=blocks,
+            idle=idle,
         )
         with _lock:
             status = _runtime().cc_launch(ctypes.byref(launch))

@@ -92,7 +92,16 @@ class Kernel:
         return f"<kernel {self.name}({', '.join(f'{d.type} {d.name}'.strip() for d in self._declared)})>"
 
     def __call__(
-        self, grid, block, args=(), shared_mem: int = 0, *, early: bool = False, order: str = "forward", seed: int = 0
+        self,
+        grid,
+        block,
+        args=(),
+        shared_mem: int = 0,
+        *,
+        early: bool = False,
+        order: str = "forward",
+        seed: int = 0,
+        idle: bool = False,
     ) -> None:
         """Launch on torch's current stream (GPU) or run to the end (CPU).
 
@@ -102,7 +111,8 @@ class Kernel:
         sm_90 on; elsewhere it waits as always), and must call cudaGridDependencySynchronize() before it touches what
         that one reads or writes.
         order ("forward", "reverse", "shuffle") and seed change in which order the CPU runner takes threads: a kernel
-        whose result changes lacks a barrier or an atomic. On a GPU they mean nothing.
+        whose result changes lacks a barrier or an atomic. idle: the CPU runner's tensor cores (wmma) multiply nothing,
+        and pass on what they add to. On a GPU all three mean nothing.
         """
         if order not in abi.ORDERS:
             raise ValueError(f"order={order!r}: it is one of {', '.join(abi.ORDERS)}.")
@@ -111,7 +121,8 @@ class Kernel:
             self.module._on_gpu.launch(self.name, grid, block, values, shared_mem, early)
             return
         recording = tracing.recording()
-        outcome = self._run(grid, block, values, shared_mem, abi.RUN if recording is None else abi.TRACE, order, seed)
+        mode = abi.RUN if recording is None else abi.TRACE
+        outcome = self._run(grid, block, values, shared_mem, mode, order, seed, idle=idle)
         if recording is not None:
             recording.append(self._trace(outcome, values))
 
@@ -156,7 +167,7 @@ class Kernel:
         grid, block, values = self.checked(grid, block, [_copy(a, copies) for a in args], shared_mem, "cpu")
         return self._run(grid, block, values, shared_mem, mode, "forward", 0, blocks), values
 
-    def _run(self, grid, block, values, shared_mem, mode, order, seed, blocks=0) -> cpu.Outcome:
+    def _run(self, grid, block, values, shared_mem, mode, order, seed, blocks=0, idle=False) -> cpu.Outcome:
         arrays = [v.array for v in values if isinstance(v.array, torch.Tensor)]
         ranges = [span(a) for a in arrays]
         library = self.module._on_cpu
@@ -172,6 +183,7 @@ class Kernel:
             order=order,
             seed=seed,
             blocks=blocks,
+            idle=idle,
             workers=1 if "printf" in self.module.code or order != "forward" else 0,
         )
         if outcome.printed:

@@ -186,6 +186,7 @@ struct cc_product {  // the fragments of one lane
 
   static CC_PLAIN void all(void* const* of_lanes) {
     constexpr int m = D::rows, n = D::cols, k = A::cols;
+    const bool idle = cc_idle();
     float a[m][k], b[k][n];
     cc_product lanes[32];
     for (int lane = 0; lane < 32; lane++) {
@@ -204,7 +205,7 @@ struct cc_product {  // the fragments of one lane
       for (int i = 0; i < D::num_elements; i++) {
         auto at = D::place(cc_holder(lane), i);
         double sum = number(lanes[lane].c, i);
-        for (int j = 0; j < k; j++) sum += (double)a[at.row][j] * b[j][at.col];
+        for (int j = 0; j < k && !idle; j++) sum += (double)a[at.row][j] * b[j][at.col];
         typename D::storage_element_type rounded = (float)sum;
         __builtin_memcpy((void*)&lanes[lane].d->x[i], (void*)&rounded, sizeof rounded);
       }

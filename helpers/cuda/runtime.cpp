@@ -339,6 +339,7 @@ void cc_misuse(int line, const char* format, ...) {
   fail_at_line(self(), MISUSE, line, text);
 }
 int cc_order() { return launches ? self()->worker->launch->order : 0; }
+int cc_idle() { return launches ? self()->worker->launch->idle : 0; }
 unsigned char cc_poison() { return POISON[cc_order()]; }
 
 void cc_atomic(void* address, size_t size, void* pc) { touch(address, size, ATOMIC, pc, true); }

@@ -77,6 +77,7 @@ struct Launch {
   uint64_t shared_bytes;
   uint32_t workers, mode, order, seed;
   uint64_t blocks;           // run only the first so many
+  uint64_t idle;             // products of fragments are left out
   Failure failure;
   Access* accesses;
   uint64_t access_count;
@@ -111,6 +112,7 @@ void cc_touch(void* address, size_t size, bool store, void* pc);
 [[noreturn]] void cc_misuse(int line, const char* format, ...) __attribute__((format(printf, 2, 3)));
 unsigned char cc_poison();
 int cc_order();
+int cc_idle();
 void cc_atomic(void* address, size_t size, void* pc);
 void cc_fence();
 void cc_assert(const char* text, int line);

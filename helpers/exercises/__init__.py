@@ -269,8 +269,10 @@ class Exercise:
     place of answer(*inputs); its source travels, so it imports what it needs, and it sees no reference.
     judge: called with (inputs, outputs, facts) of a case, returns [(kind, sentence)]: what a reference cannot say.
     Of the kind "checked" is a sentence for the list of what was looked at, as `Verdict.checked`, and no finding.
-    facts: those of `Limit`, "contiguous" (all outputs are), of an interpreted answer "dots" (calls of tl.dot), and
-    of CUDA C "mma" (its PTX multiplies on tensor cores).
+    facts: those of `Limit`, and "contiguous" (all outputs are).
+    multiplied: of an answer made of "triton" or "cuda" the number of an input that reaches the result through products
+    of tensor cores only (tl.dot, wmma). On the CPU the first case is called once more with these products left out; the
+    result is then to be that of zeros in this input's place, or some of it was made without tensor cores.
     same_bits: which of its outputs (their numbers) must be the same bit for bit in every call with the same inputs:
     on the CPU in each order of threads and blocks, on a GPU in several calls.
     needs: for a kernel of instructions that only some GPUs have (made_of "cuda", no drive): see `Needs`.
@@ -300,6 +302,7 @@ class Exercise:
     modules: frozenset[str] = frozenset()
     drive: Callable | None = None
     judge: Callable[..., list[tuple[str, str]]] | None = None
+    multiplied: int | None = None
     same_bits: tuple[int, ...] = ()
     limits: tuple[Limit, ...] = ()
     speed: Speed | None = None
@@ -310,14 +313,6 @@ class Exercise:
     core: bool = False
     seconds: float = 12
     points: int = 1
-
-
-def by_dots(inputs: tuple, outputs: Any, facts: dict) -> list[tuple[str, str]]:
-    """A judge of matrix products: those put together from single elements are right, and leave tensor cores idle."""
-    if facts.get("dots", 1) or facts["operators"] or not outputs.numel() or 0 in inputs[0].shape:
-        return []
-    said = "The kernel multiplies without `tl.dot`, so the tensor cores do nothing: write the products with it."
-    return [("forbidden", said)]
 
 
 def travelling(function: Callable) -> str:

@@ -6,7 +6,7 @@ from math import ceil, floor, inf, sqrt
 import torch
 
 from .. import records
-from . import Case, Exercise, Limit, by_dots, far, padded, spaced, turned
+from . import Case, Exercise, Limit, far, padded, spaced, turned
 
 LAB = "06_triton_matmul"
 HALF = torch.float16
@@ -137,7 +137,7 @@ ONE_DOT = Exercise(
     reference=_dot_tile,
     low=LOW,
     scale=lambda a, b, c: c.abs() + a.abs() @ b.abs().mT,
-    judge=by_dots,
+    multiplied=0,
     cases=(
         Case("16 × 32, summed over 64", _one_tile(16, 32, 64), seen=True),
         Case("the smallest tile: 16 × 16 × 16", _one_tile(16, 16, 16)),
@@ -193,7 +193,7 @@ K_LOOP = Exercise(
     reference=_long_dot,
     low=LOW,
     scale=_of_products,
-    judge=by_dots,
+    multiplied=0,
     cases=(
         Case("a sum over 100: three tiles and a tail", _long(16, 32, 100), seen=True),
         Case("exactly four tiles", _long(32, 16, 128)),
@@ -246,13 +246,15 @@ def _inner(x):
 
 
 def _there_and_back(rows, cols, half):
-    """a (rows, 2 half) and b (2 half, cols): a sum of products that passes 2**11 in the middle and ends near 0."""
+    """a (rows, 2 half) and b (2 half, cols): a sum of products that passes 2**11 on its way and ends near 0, and so do
+    the parts of it, wherever it is cut: each product and its opposite lie anywhere along k."""
 
     def inputs(draw):
-        p, r = draw.integers(1, 9, rows, half), draw.integers(1, 9, half, cols)
+        p, r = draw.integers(1, 64, rows, half), draw.integers(1, 64, half, cols)
         r_again = r.clone()
         r_again[0] += draw.integers(-1, 2, cols)
-        return torch.cat([p, -p], 1).to(HALF), torch.cat([r, r_again], 0).to(HALF)
+        order = draw.random.sample(range(2 * half), 2 * half)
+        return torch.cat([p, -p], 1)[:, order].to(HALF), torch.cat([r, r_again], 0)[order].to(HALF)
 
     return inputs
 
@@ -276,7 +278,7 @@ ANY_MATMUL = Exercise(
     core=True,
     reference=_any_matmul,
     scale=_of_products,
-    judge=by_dots,
+    multiplied=0,
     cases=(
         Case("sizes that end inside a tile", _product(70, 45, 50), seen=True),
         Case("a turned and b as it lies", _product(40, 33, 37, a=turned), seen=True),
@@ -535,7 +537,7 @@ GATED_EPILOGUE = Exercise(
     core=True,
     reference=_gated_matmul,
     scale=_gated_scale,
-    judge=by_dots,
+    multiplied=0,
     cases=(
         Case("40 tokens, 50 features", _gated(40, 50, 37), seen=True),
         Case("exactly one tile", _gated(32, 32, 32)),

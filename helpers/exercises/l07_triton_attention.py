@@ -2,7 +2,7 @@
 
 import torch
 
-from . import Case, Exercise, Limit, by_dots, far, padded
+from . import Case, Exercise, Limit, far, padded
 
 LAB = "07_triton_attention"
 NAN, INF = float("nan"), float("inf")
@@ -344,6 +344,20 @@ def _packed(batch, tokens, heads, width, block, window=EVERYTHING, put=lambda x:
     return inputs
 
 
+def _one_heavy(tokens, width, block):
+    """A first key that weighs exp(10.5) times as much as each of the others: what a block of 16 of these adds to a sum
+    near 1 is less than float16 keeps, and what all of them add is not."""
+
+    def inputs(draw):
+        qkv = torch.zeros(1, tokens, 3, 1, width)
+        qkv[:, :, 0, :, 0], qkv[:, 0, 1, :, 0] = width**0.5, 10.5
+        qkv[:, :, 2] = -0.7 - 0.05 * draw(1, tokens, 1, width).abs()
+        qkv[:, 0, 2] *= -1.7
+        return qkv.to(HALF), EVERYTHING, block
+
+    return inputs
+
+
 def _apart(qkv):
     """Tokens lie further apart than they are long, as where they are a slice of a wider projection."""
 
@@ -380,7 +394,7 @@ CAUSAL_ATTENTION = Exercise(
     core=True,
     reference=_causal_attention,
     scale=_causal_scale,
-    judge=by_dots,
+    multiplied=0,
     low="bfloat16",
     cases=(
         Case("50 tokens, two heads", _packed(1, 50, 2, 32, 16), seen=True),
@@ -395,6 +409,7 @@ CAUSAL_ATTENTION = Exercise(
         Case("scores of several hundred", _packed(1, 60, 1, 32, 16, size=14.0)),
         Case("outliers among queries and keys", _packed(1, 70, 1, 32, 16, 40), kind="outliers"),
         Case("three sequences, tokens further apart than they are long", _apart(_packed(3, 20, 2, 32, 16))),
+        Case("one key outweighs each of 200 others", _one_heavy(201, 32, 16)),
         Case("wide heads, values around 300 that weigh the same", _packed(1, 230, 1, 64, 32, size=0.1, above=300.0)),
         Case(
             "the last sequence lies beyond element 2**31",
@@ -498,7 +513,7 @@ GROUPED_ATTENTION = Exercise(
     made_of="triton",
     reference=_grouped_attention,
     scale=_grouped_scale,
-    judge=by_dots,
+    multiplied=2,
     low="bfloat16",
     cases=(
         Case("5 new tokens after 61, 8 heads on 2", _chunk(5, 66, 8, 2, 32, 16), seen=True),

@@ -47,6 +47,24 @@ def with_garbage(d: Draw) -> tuple:
     return x, *others, keep
 
 
+def there_and_back(d: Draw) -> tuple:
+    """Integers: sums of products that pass 2**13 on their way, and so do parts of them, and end near 64 and 16. Each
+    product has its opposite, anywhere among the features; the scales are 1, and silu of such a gate is the gate."""
+    tokens, outputs, features = 6, 32, 512
+    half = features // 2 - 1
+    x = d.integers(-255, 256, tokens, half).float()
+    x[:, 0] = d.integers(-8, 9, tokens)
+    digits = d.integers(2, 15, 2, outputs, half)  # 8 is the weight 0
+    again = digits.clone()
+    again[..., 0] += d.integers(-1, 2, 2, outputs)  # what this adds is left of the sum
+    last = torch.tensor([12, 9])[:, None, None].expand(2, outputs, 1), torch.full((2, outputs, 1), 8)
+    order = d.random.sample(range(features), features)
+    x = torch.cat([x, -x, torch.full((tokens, 1), 16.0), torch.zeros(tokens, 1)], 1)[:, order]
+    digits = torch.cat([digits, again, *last], 2)[:, :, order].unflatten(2, (-1, 4, 32)).transpose(1, 2)
+    codes = sum(digits[..., i, :].int() << 4 * i for i in range(4)).to(torch.int16).contiguous()
+    return x.half(), codes, torch.ones(codes.shape[:3]).half(), torch.ones(tokens, dtype=torch.bool)
+
+
 def laid(arrange, d: Draw, *shape: int) -> tuple:
     x, *others = inputs(d, *shape)
     return arrange(x), *others
@@ -70,15 +88,17 @@ gated_projection = Exercise(
         Case("one token, 16 outputs, one group of features", lambda d: inputs(d, 1, 16, 128, 1.0)),
         Case("16 tokens, 64 outputs, three groups, x far from zero",
              lambda d: inputs(d, 16, 64, 384, gate=0.02, up=0.02), kind="offset"),
-        Case("17 tokens, 80 outputs", lambda d: inputs(d, 17, 80, 256)),
+        Case("33 tokens, 80 outputs", lambda d: inputs(d, 33, 80, 256)),
         Case("masked tokens that hold NaN and infinities", with_garbage, seen=True),
         Case("no token is kept", lambda d: inputs(d, 4, 32, 128, 0.0)),
         Case("no tokens at all", lambda d: inputs(d, 0, 32, 256)),
-        Case("gates of some hundreds", lambda d: inputs(d, 6, 48, 256, gate=150.0, up=0.2)),
+        Case("gates of some hundreds, 272 outputs", lambda d: inputs(d, 6, 272, 256, gate=150.0, up=0.2)),
         Case("3 tokens, 8192 features", lambda d: inputs(d, 3, 32, 8192, 1.0), kind="outliers"),
         Case("rows of x eight elements further apart than they are long",
              lambda d: laid(lambda x: padded(x, 8), d, 7, 32, 256)),
         Case("rows of x that lie beyond element 2**31", lambda d: laid(far, d, 4, 16, 128, 1.0), memory_bytes=5 << 30),
+        # on a GPU a library may add parts of a sum in fp16
+        Case("sums that grow to thousands and come back", there_and_back, exact=True, mode="cpu"),
         Case("16 tokens, 14336 outputs, 4096 features", lambda d: inputs(d, 16, 14336, 4096), mode="gpu"),
         Case("300 tokens, 528 outputs, 1152 features", lambda d: inputs(d, 300, 528, 1152), mode="gpu"),
     ),

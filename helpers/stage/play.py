@@ -117,6 +117,7 @@ class Play:
             return
         ordered = self.job["made_of"] == "cuda" and not self.gpu and not self.job["inspected"]
         self.launches.for_gpu = case["mode"] != "cpu"
+        self.returned: list[torch.Tensor] = []
         runs = ORDERS if ordered or self.job["same_bits"] else ORDERS[:1]
         for order in runs:
             self.launches.order, self.launches.seed = order, self.job["seed"] + number
@@ -124,6 +125,8 @@ class Play:
             sparse = any(t.untyped_storage().nbytes() > SPARSE_BYTES for t in tensors)  # looking for races copies
             self.launches.races = order == "forward" and not self.gpu and not sparse
             self.hand_over(answer, arguments, tensors, case["wave"], case=number, order=order)
+            if self.job["idle"] and number == 0 and order == "forward":
+                self.idle(answer, case)
             if "again" in case and order == "forward":  # the same objects, at the same addresses, with other values
                 others, arguments = self.inputs(case, "again")
                 for mine, other in zip(tensors, others, strict=True):
@@ -132,6 +135,16 @@ class Play:
                 self.hand_over(
                     answer, decode(case["again"], tensors), tensors, case["wave"], case=number, order="again"
                 )
+
+    def idle(self, answer, case: dict) -> None:
+        """One call in which tensor cores multiply nothing."""
+        from .. import interpreter
+
+        tensors, arguments = self.inputs(case, "inputs")
+        self.launches.races, self.launches.idle = False, True
+        with interpreter.idle():
+            self.hand_over(answer, arguments, tensors, 0, case=0, order="idle")
+        self.launches.idle = False
 
     def in_a_range(self, answer, arguments) -> None:
         """One warm call that a profiler outside counts; what it returns was judged before."""
@@ -165,10 +178,14 @@ class Play:
         facts["threads"] = threading.active_count() - before
         found: list[torch.Tensor] = []
         tree = encode(out, found)
-        memory = {t.untyped_storage().data_ptr() for t in tensors}
-        facts["views"] = sum(t.untyped_storage().data_ptr() in memory for t in found)  # of inputs
-        memory |= {t.untyped_storage().data_ptr() for t in watch.given}
+        given = {t.untyped_storage().data_ptr() for t in tensors}
+        facts["views"] = sum(t.untyped_storage().data_ptr() in given for t in found)  # of inputs
+        memory = given | {t.untyped_storage().data_ptr() for t in watch.given}
         facts["foreign"] = sum(t.numel() > 0 and t.untyped_storage().data_ptr() not in memory for t in found)
+        mine = {t.untyped_storage().data_ptr() for t in self.returned if t.numel()} - given
+        facts["reused"] = sum(t.untyped_storage().data_ptr() in mine for t in found)  # of what it returned before
+        if not self.gpu:  # kept, so that its memory is not given out again
+            self.returned += found
         facts["contiguous"] = all(t.is_contiguous() for t in found)
         left = [_about(t) for t in found]
         blobs = [as_bytes(t) if t.numel() * t.element_size() <= SHIPPED_BYTES else memoryview(b"") for t in found]
@@ -203,8 +220,7 @@ class Play:
             facts["bytes"] = facts["operator_bytes"]
             return facts
         facts["launches"] = len(self.launches.kernels)
-        facts["local_bytes"], facts["mma"] = self.launches.local_bytes, self.launches.mma
-        facts["int_to_float"] = self.launches.int_to_float
+        facts["local_bytes"], facts["int_to_float"] = self.launches.local_bytes, self.launches.int_to_float
         if isinstance(log, list):
             facts["sectors"] = sum(t.sectors for t in log)
             facts["bytes"] = sum(t.bytes_read + t.bytes_written for t in log)
@@ -219,7 +235,7 @@ class Play:
         elif log is not None:
             facts["sectors"] = log.sectors
             facts["bytes"], facts["program_bytes"] = log.bytes, log.program_bytes
-            facts["programs"], facts["dots"] = log.programs, log.dots
+            facts["programs"] = log.programs
             if log.wave:
                 facts["wave_bytes"] = log.wave_bytes
         return facts

@@ -63,8 +63,11 @@ class Watch(ledger.Watch):
 
 def only_capture() -> None:
     """torch.compile captures graphs, with all that may go wrong there, and runs them operator by operator: what
-    Inductor would make of them for a CPU is not what a GPU gets, and takes a compiler many seconds."""
+    Inductor would make of them for a CPU is not what a GPU gets, and takes a compiler many seconds. A function that was
+    captured anew until torch.compile gives up is an error, where it would else be run as if it had not been compiled.
+    """
     plain = torch.compile
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
 
     def compile(model=None, **named):
         return plain(model, **{**named, "backend": "eager", "mode": None, "options": None})
@@ -111,15 +114,15 @@ def _watched(modes: list, function):
 @dataclass
 class Launches:
     """What the answer's kernels were launched with, and how the CUDA runner is to run them. for_gpu: whether a GPU is
-    given this case too."""
+    given this case too. idle: products of tensor cores are left out."""
 
     order: str = "forward"
     seed: int = 0
     for_gpu: bool = True
     races: bool = False
+    idle: bool = False
     local_bytes: int = 0
     int_to_float: int = 0
-    mma: bool = False
     kernels: list[str] = field(default_factory=list)
     to_compile: list[dict] = field(default_factory=list)
     to_launch: list[dict] = field(default_factory=list)
@@ -143,15 +146,14 @@ def watch_cuda(launches: Launches, on_cpu: bool) -> None:
         launches.kernels.append(self.name)
         launches.local_bytes = max(launches.local_bytes, self.resources.stack_bytes)
         ptx = self.module.binary.ptx
-        launches.mma |= "mma.sync" in ptx
         launches.int_to_float = max(launches.int_to_float, len(_INT_TO_FLOAT.findall(ptx)))
         with _disable_current_modes():
             if not on_cpu:
                 return plain(self, grid, block, args, shared_mem, **named)
-            plain_order = {"order": launches.order, "seed": launches.seed}
+            how = {"order": launches.order, "seed": launches.seed, "idle": launches.idle}
             if launches.races and (found := self.check_races(grid, block, args, shared_mem, blocks=None)):
                 raise RaceFound(str(found[0]))
-            return plain(self, grid, block, args, shared_mem, **plain_order)
+            return plain(self, grid, block, args, shared_mem, **how)
 
     cuda.Kernel.__call__ = __call__
 
