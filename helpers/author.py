@@ -11,12 +11,14 @@ permits that (`room` shows what it does).
 import json
 import os
 import re
+import socket
 import textwrap
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from tempfile import TemporaryDirectory
 
 import torch
 from IPython.display import display
@@ -44,8 +46,11 @@ COMMON = """\
 
 Answer with one block of Python code, a whole module with its imports that defines `{entry}`."""
 COST = {"gpu": "the time of a large call", "cpu": "the bytes that the loads and stores of a large call ask for"}
-MOST_CODE = 100_000
-"""Characters of code that are looked at."""
+MOST_CODE = 30_000
+"""Characters of code that are looked at: of longer texts, reading alone can take minutes."""
+
+LEVEL = 0.02
+"""Share by which a time must be less to count as less: measured again, the same code differs by about that."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,8 @@ def task(name: str, inputs: Callable[[Draw], tuple], rival: Callable) -> Task:
 class Attempt:
     """One answer: what came (`reply`, its text visible), the code in it, the verdict on that, its price once it passed.
 
-    problem: why there is no verdict or price, a sentence. seconds: that checking took.
+    problem: why there is no verdict or price, a sentence. seconds: that checking took. same_as: the number of an
+    earlier answer with the same code, whose verdict and price these are: nothing was run again.
     """
 
     number: int
@@ -90,6 +96,12 @@ class Attempt:
     price: checks.Price | None = None
     problem: str = ""
     seconds: float = 0.0
+    same_as: int = 0
+
+    @property
+    def came(self) -> bool:
+        """Whether there was an answer at all, an empty one included."""
+        return bool(self.reply.text or self.reply.problem)
 
     @property
     def passed(self) -> bool:
@@ -100,12 +112,13 @@ class Attempt:
         """The verdict in a few words; the problem where there is none."""
         if not self.verdict:
             return self.problem
-        return self.verdict.kind if self.verdict.findings else self.verdict.headline.partition(";")[0]
+        said = self.verdict.kind if self.verdict.findings else self.verdict.headline.partition(";")[0]
+        return f"{said}, as answer {self.same_as}" if self.same_as else said
 
     @property
     def claims(self) -> str:
         """What the text beside the code tries, in words, by its vocabulary: for the reader only."""
-        beside = re.sub(r"```.*?(?:```|\Z)", "", self.reply.text, flags=re.DOTALL)
+        beside = _FENCED.sub("", _after_thinking(self.reply.text))
         return ", ".join(what for what, words in CLAIMS.items() if re.search(words, beside, re.IGNORECASE)) or "–"
 
 
@@ -126,9 +139,20 @@ class Log:
 
     @property
     def best(self) -> Attempt | None:
-        """The one with the least price of those that passed; the first of equals."""
-        passed = [one for one in self.attempts if one.passed]
-        return min(passed, key=lambda one: one.price.over if one.price else float("inf"), default=None)
+        """The last of `kept`."""
+        return next(reversed(self.kept), None)
+
+    @property
+    def kept(self) -> list[Attempt]:
+        """The rule of the search: what passed takes the place of the one before it where that has no price, or where it
+        costs less: fewer bytes, or a time that is less by `LEVEL`. Of equals the first stays."""
+        kept: list[Attempt] = []
+        for one in (one for one in self.attempts if one.passed):
+            before = kept[-1].price if kept else None
+            share = 1 - LEVEL if one.price and one.price.unit == "us" else 1
+            if not before and (one.price or not kept) or before and one.price and one.price.over < share * before.over:
+                kept.append(one)
+        return kept
 
     def table(self):
         """A row for each answer, with what it cost to ask and to check."""
@@ -159,8 +183,8 @@ class Log:
         """What the search took, in one line."""
         calls, tokens = (sum(getattr(one.reply, what) for one in self.attempts) for what in ("calls", "tokens"))
         asking, checking = sum(one.reply.seconds for one in self.attempts), sum(one.seconds for one in self.attempts)
-        passed = sum(one.passed for one in self.attempts)
-        said = f"{self.task.exercise.name}: {len(self.attempts)} answers, {passed} passed; {calls} calls, "
+        passed, came = sum(one.passed for one in self.attempts), sum(one.came for one in self.attempts)
+        said = f"{self.task.exercise.name}: {came} answers, {passed} passed; {calls} calls, "
         said += f"{tokens:,} tokens, {asking:.1f} s of asking, {checking:.1f} s of checking."
         return " ".join(filter(None, [said, "★ is kept." if passed else "", self.ended]))
 
@@ -168,10 +192,13 @@ class Log:
         """The price of each answer that passed, and the best so far."""
         over, one = ("its rival's time", "the rival") if machine.gpu() else ("the least bytes", "the least")
         costs = [one.price.over if one.price else None for one in self.attempts]
-        return plots.search(costs, f"times {over}", f"{self.task.exercise.name}: what a search kept", one)
+        kept = [one.number for one in self.kept if one.price]
+        return plots.search(costs, kept, f"times {over}", f"{self.task.exercise.name}: what a search kept", one)
 
     def look(self, number: int) -> None:
-        """Answer `number` (from 1): its code, and the verdict on it."""
+        """Answer `number` (from 1): its code, and the verdict on it. Raises IndexError, a sentence."""
+        if not 0 < number <= len(self.attempts):
+            raise IndexError(f"There is no answer {number}: the log holds {len(self.attempts)}, counted from 1.")
         one = self.attempts[number - 1]
         if one.code:
             display(show.code(one.code, "python", caption=f"answer {number}: {one.reply.about or 'the model'}"))
@@ -186,37 +213,72 @@ class Log:
             display(self.picture())
 
 
-def improve(given: Task, ask: Callable[[list[dict]], endpoint.Reply | None], rounds: int = 6) -> Log:
+def improve(
+    given: Task, ask: Callable[[list[dict]], endpoint.Reply | None], rounds: int = 6, log: Log | None = None
+) -> Log:
     """Ask, judge, tell what was found, and ask again, `rounds` times at most; the log says which answer is kept.
 
-    ask: gets the conversation and returns an answer, None where it has no more. It ends early, and `ended` says why,
-    where nothing can be asked (`endpoint.Refused`), and where you stop it.
+    ask: gets the conversation and returns an answer, None where it has no more. log: an earlier one, to go on with: it
+    grows with each answer, so whoever holds it has what was paid for, whatever happens here. It ends early, and `ended`
+    says why, where nothing can be asked (`endpoint.Refused`), and where you stop it; what had come by then is a row.
     """
-    log = Log(given)
+    log = log or Log(given)
+    log.ended, reply = "", None
+    if is_open := unsealed():
+        show.note(f"This system leaves open what the answers' code should not reach: {is_open}.", "warning")
+
+    def ends(why: str, **about) -> None:
+        log.attempts.append(Attempt(len(log.attempts) + 1, **about))
+        log.ended = why
+
     try:
-        for number in show.progress(range(1, rounds + 1), f"{given.exercise.name}: answers of a model"):
+        for _ in show.progress(range(rounds), f"{given.exercise.name}: answers of a model"):
             if (reply := ask(conversation(log))) is None:
                 break
-            log.attempts.append(tried(given, reply, number))
+            log.attempts.append(tried(given, reply, len(log.attempts) + 1, log.attempts))
+            reply = None
     except endpoint.Refused as refused:
-        reply = endpoint.Reply("", calls=refused.calls, seconds=refused.seconds)
-        log.attempts.append(Attempt(len(log.attempts) + 1, reply, problem="no answer"))
-        log.ended = str(refused)
+        asked = endpoint.Reply("", calls=refused.calls, seconds=refused.seconds)
+        ends(str(refused), reply=asked, problem="no answer")
+    except endpoint.Stopped as stopped:
+        asked = endpoint.Reply("", calls=stopped.calls, seconds=stopped.seconds)
+        ends("You stopped it.", reply=asked, problem="no answer: you stopped it")
     except KeyboardInterrupt:
         log.ended = "You stopped it."
+        if reply:
+            ends(log.ended, reply=_shown(reply), problem="It was not checked: you stopped it.")
     return log
 
 
-def tried(given: Task, reply: endpoint.Reply, number: int = 1) -> Attempt:
-    """One answer, judged; its code is run nowhere else."""
-    began, text = time.monotonic(), visible(reply.text)
-    about = {"number": number, "reply": endpoint.Reply(**(vars(reply) | {"text": text}))}
-    cells = code_in(text, given.exercise.entry)
+@lru_cache(maxsize=1)
+def unsealed() -> str:
+    """What this system does not permit to take from the process that answers run in, with its reason; mostly nothing.
+    It is asked before any answer is there that could lie about it."""
+    done = child.run("from helpers import sealed", f"sealed.seal(daemons={machine.gpu()})")
+    if not done.ok:
+        return f"all of it, perhaps: the seal could not be tried, {done.why()}"
+    return "; ".join(f"{what}, since {why}" for what, why in sorted(done.value.items()) if why)
+
+
+def _shown(reply: endpoint.Reply) -> endpoint.Reply:
+    return replace(reply, text=visible(reply.text), problem=visible(reply.problem))
+
+
+def tried(given: Task, reply: endpoint.Reply, number: int = 1, earlier: Sequence[Attempt] = ()) -> Attempt:
+    """One answer, judged; its code is run nowhere else, and not at all where one of the `earlier` answers holds it."""
+    began, reply = time.monotonic(), _shown(reply)
+    about = {"number": number, "reply": reply}
+    cells = code_in(reply.text, given.exercise.entry)
     code = "\n\n".join(cells)
     if not code.strip():
-        return Attempt(**about, problem=reply.problem or "The answer holds no code.")
+        others = sorted({_language(one) for one in _FENCED.finditer(_after_thinking(reply.text))} - PYTHON)
+        beside = f", only {' and '.join(others)}" if others else ""
+        return Attempt(**about, problem=reply.problem or f"The answer holds no code in Python{beside}.")
     if len(code) > MOST_CODE:
         return Attempt(**about, problem=f"Its code is longer than {MOST_CODE:,} characters.")
+    judged = (one for one in earlier if one.verdict and one.verdict.passed is not None)
+    if same := next((one for one in judged if one.code.strip() == code.strip()), None):
+        return replace(same, **about, seconds=0.0, same_as=same.same_as or same.number)
     try:
         whole = checks.complete(given.exercise, cells, "the answer's code")
     except (source.Missing, SyntaxError, ValueError) as error:
@@ -233,17 +295,39 @@ def tried(given: Task, reply: endpoint.Reply, number: int = 1) -> Attempt:
                    seconds=time.monotonic() - began)  # fmt: skip
 
 
+PYTHON = {"", "python", "py", "python3", "ipython", "triton"}
+_FENCED = re.compile(  # the first fence may follow prose in its line
+    r"(?<![^\s:])(`{3,}|~{3,})([^\n`]*)\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
+)
+
+
 def code_in(text: str, entry: str) -> list[str]:
     """The blocks of Python in a model's answer, as cells: later ones may use the earlier. A last fence may be missing,
     where it was cut off; without any fence the whole text counts if it defines the entry point."""
-    text = re.sub(r"<think>.*?(?:</think>|\Z)", "", text, flags=re.DOTALL)
-    fenced = re.findall(
-        r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", text, re.MULTILINE | re.DOTALL
-    )
-    cells = [textwrap.dedent(code) for language, code in fenced if language.lower() in ("", "python", "py", "python3")]
-    if not fenced and re.search(rf"^(?:def|class) {entry}\b", text, re.MULTILINE):
+    text = _after_thinking(text)
+    cells, is_fenced = [], False
+    for block in _FENCED.finditer(text):
+        is_fenced, language, inside = True, _language(block), block[3]
+        if language in ("markdown", "md"):  # the whole answer stands in a block: its first inner fence has ended it
+            cells += code_in(inside, entry)
+        elif language in PYTHON:
+            cells.append(textwrap.dedent(inside))
+    if not is_fenced and re.search(rf"^(?:def|class) {entry}\b", text, re.MULTILINE):
         cells = [text]
     return cells
+
+
+def _language(block: re.Match) -> str:
+    """What a fence says is in it: `python` of "python title=…" and of "{.python}"."""
+    return next(iter(re.findall(r"[\w+#-]+", block[2].lower())), "")
+
+
+def _after_thinking(text: str) -> str:
+    """An answer without what it thought before; where a server put the beginning of that into its question, the end
+    alone shows."""
+    if (end := text.rfind("</think>")) >= 0:
+        return text[end + len("</think>") :]
+    return "" if text.lstrip().startswith("<think>") else text
 
 
 # ---- what a model is told --------------------------------------------------------------------------------------------
@@ -252,8 +336,8 @@ def code_in(text: str, entry: str) -> list[str]:
 def conversation(log: Log) -> list[dict]:
     """The task, the last code and what was found of it. What a model said beside its code is not sent back."""
     messages = [{"role": "user", "content": log.task.text}]
-    if log.attempts:
-        last, entry = log.attempts[-1], log.task.exercise.entry
+    if came := [one for one in log.attempts if one.came]:
+        last, entry = came[-1], log.task.exercise.entry
         code = f"```python\n{last.code.strip()}\n```" if last.code.strip() else "(no code)"
         messages.append({"role": "assistant", "content": code})
         messages.append({"role": "user", "content": feedback(last, log.best, entry)})
@@ -269,7 +353,9 @@ def feedback(last: Attempt, best: Attempt | None, entry: str) -> str:
         told = f"It did not pass ({last.verdict.kind}):\n{found}\n{NEXT[last.verdict.kind]}"
     else:
         told = f"It passed. {_priced(last)} Make it cost less, and let it stay right."
-    if best and best is not last:
+    if last.same_as:
+        told = f"This is the code of answer {last.same_as} again: change it. {told}"
+    if best and best.code != last.code:
         told += f"\n\nThe best so far: {_priced(best)}\n```python\n{best.code.strip()}\n```"
     return f"{told}\n\nAnswer with one block of Python code, the whole module that defines `{entry}`."
 
@@ -358,9 +444,14 @@ def keys(secret):
     names = [part.partition(b"=")[0].decode() for part in pathlib.Path("/proc/self/environ").read_bytes().split(b"\0")]
     return ", ".join(n for n in {*names, *os.environ} if re.search(secret, n, re.IGNORECASE)) or "there is none"
 
-def look(pid, secret):
+def connects(path):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(path)
+
+def look(pid, secret, program):
     return {
         "open a socket to another machine": tried(lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close()),
+        "talk to a program of this machine": tried(lambda: connects(program)),
         "read the environment of the notebook's process": tried(lambda: open(f"/proc/{pid}/environ").close()),
         "send the notebook's process a signal": tried(lambda: os.kill(pid, 0)),
         "find a key in its own environment": tried(lambda: keys(secret)),
@@ -370,7 +461,11 @@ def look(pid, secret):
 
 def room():
     """What code of a model can reach on this machine, tried out: a table."""
-    done = child.run(_PROBE, f"look({os.getpid()}, {child.SECRET.pattern!r})", sealed=True)
+    with TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as program:
+        program.bind(f"{folder}/program")
+        program.listen()
+        look = f"look({os.getpid()}, {child.SECRET.pattern!r}, {folder + '/program'!r})"
+        done = child.run(_PROBE, look, sealed=True)
     if not done.ok:
         raise RuntimeError(f"The room could not be looked at: {done.why()}.")
     rows = [{"what code of a model may try": what, "here": found} for what, found in done.value.items()]

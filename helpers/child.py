@@ -31,8 +31,14 @@ from tempfile import TemporaryFile
 from . import ROOT, machine
 
 VALUE_BYTES = 1 << 26
-SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)$", re.IGNORECASE)
+SECRET = re.compile(
+    r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?(?=_|\d|$)|_PWD$|(?:^|_)(?:PASS|PAT|AUTH)(?=_|$)",
+    re.IGNORECASE,
+)
 """Environment variables that no child gets: not even the zygote, whose memory a text could look through."""
+
+_WITH_PASSWORD = re.compile(r"://[^/?#\s]*@")
+"""An address with a user's name, as of a proxy: what runs a text does not get such a variable either."""
 
 _SCRIPT = str(Path(__file__).with_name("zygote.py"))
 _zygotes: dict[str, "_Zygote"] = {}
@@ -102,11 +108,14 @@ def run(
     captures a graph is loaded, which touches no GPU.
     `packages`: "tvm", "jax", "max" or "cutlass", loaded in place of Triton; `helpers.apart` asks for it.
     `share`: at most four file descriptors (memory, say) that the text finds, open, in its global `__shared__`.
-    `sealed`: without the network and the sight of other processes, where the system permits that (`helpers.sealed`).
+    `sealed`: without the network and the sight of other processes, where the system permits that (`helpers.sealed`);
+    what runs on a GPU may still connect to programs on this machine.
     """
     if interpreted is None:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     kind = packages or _kind(interpreted, inductor)
+    if sealed:
+        sealed = "but for daemons" if machine.gpu() and kind not in ("interpreted", "inductor") else "whole"
     job = {"text": text, "call": call, "argv": None, "env": _environment(env, kind), "sealed": sealed}
     return _carry_out(kind, job, seconds, memory_bytes, output_bytes, share)
 
@@ -197,6 +206,8 @@ def close() -> None:
 
 def _environment(changes: dict | None, kind: str) -> dict:
     env = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
+    if kind != "bare":  # a program may have to ask a proxy
+        env = {name: value for name, value in env.items() if not _WITH_PASSWORD.search(value)}
     if kind in ("interpreted", "inductor"):
         env["TRITON_INTERPRET"] = "1"
         env["HELPERS_MODE"] = "cpu"  # what is interpreted runs on the CPU, beside a GPU too; CUDA stays untouched,

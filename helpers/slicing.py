@@ -259,7 +259,7 @@ def parse(text: str, name: str = "<unknown>") -> ast.Module:
 
 def statements(text: str) -> list[Statement]:
     """The top-level statements of Python text, without `if __name__ == "__main__":` blocks. Raises SyntaxError."""
-    body, lines = parse(text).body, text.splitlines()
+    body, lines = parse(text).body, re.split(r"\r\n?|\n", text)  # other ends of lines are none to Python
     starts = [min([n.lineno, *(d.lineno for d in getattr(n, "decorator_list", []))]) for n in body]
     found = []
     for i, node in enumerate(body):
@@ -269,8 +269,16 @@ def statements(text: str) -> list[Statement]:
             i + 1 < len(body) and starts[i + 1] == node.end_lineno
         )
         whole = "\n".join(lines[starts[i] - 1 : node.end_lineno])
-        found.append(Statement(ast.get_source_segment(text, node) if shares_line else whole, node))
+        found.append(Statement(_segment(lines, node) if shares_line else whole, node))
     return found
+
+
+def _segment(lines: list[str], node: ast.stmt) -> str:
+    """The text of a statement that shares a line; `ast.get_source_segment` takes the whole text apart for each."""
+    cut = [line.encode() for line in lines[node.lineno - 1 : node.end_lineno]]
+    cut[-1] = cut[-1][: node.end_col_offset]
+    cut[0] = cut[0][node.col_offset :]
+    return b"\n".join(cut).decode()
 
 
 def plain(cell: str) -> str:

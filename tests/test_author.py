@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -91,7 +92,18 @@ CODE = "def f():\n    return 1\n"
         (f"```python\n{CODE}", [CODE]),
         (f"<think>```python\nx = 0\n```</think>```python\n{CODE}```", [CODE]),
         ("<think>I have not come to an end: def f():", []),
+        (f"```python\nx = 0\n```\nNo.\n</think>\n```python\n{CODE}```", [CODE]),  # its beginning is in the question
+        (f"No <think> here:\n```python\n{CODE}```", [CODE]),
         ("```cuda\nvoid f();\n```", []),
+        (f"```diff\n-{CODE}+{CODE}```", []),
+        (f"````python\n{CODE}````\nDone.", [CODE]),
+        (f"~~~python\n{CODE}~~~\nDone.", [CODE]),
+        (f'```python title="f.py"\n{CODE}```', [CODE]),
+        (f"```{{.python}}\n{CODE}```", [CODE]),
+        (f"```triton\n{CODE}```", [CODE]),
+        (f"```markdown\nSure:\n```python\n{CODE}```\nIt works.\n```", [CODE]),
+        (f"Here it is: ```python\n{CODE}```", [CODE]),
+        (f"Run `pip install f`, then ```f``` is:\n```python\n{CODE}```", [CODE]),
     ],
 )
 def test_the_code_in_an_answer(text, cells):
@@ -101,6 +113,7 @@ def test_the_code_in_an_answer(text, cells):
 ODD = {
     "nothing": ("", "holds no code"),
     "a refusal": ("I can't help with that.", "holds no code"),
+    "a diff": ("```diff\n-    return x\n+    return y\n```", "no code in Python, only diff"),
     "too long": ("```python\n" + "x = 1\n" * 20_000 + "```", "longer than"),
     "nested": (f"```python\nrmsnorm = {'(' * 5000}1{')' * 5000}\n```", ""),
     "deep": (f"```python\nrmsnorm = {'-' * 40_000}1\n```", ""),
@@ -159,6 +172,62 @@ def test_what_a_text_claims_is_no_verdict(log):
     assert orders.claims == "right, gives orders, wants a key" and orders.verdict.kind == "forbidden"
 
 
+@pytest.mark.parametrize("text", ["x=1;", "def f(x): return f(x)\n", "a.b;", "@f\n", "import torch as t\nu = t\n"])
+def test_a_long_text_is_read_in_seconds(text):
+    """Here, in the notebook's own process, where nothing limits it."""
+    code = text * ((author.MOST_CODE - 60) // len(text)) + "\ndef rmsnorm(x, weight, eps): return x"
+    began = time.process_time()
+    one = author.tried(RMSNORM, endpoint.Reply(f"```python\n{code}\n```"))
+    assert one.verdict and not one.passed and time.process_time() - began < 15
+
+
+def test_several_blocks_around_prose_are_one_module():
+    """The last of several attempts counts; what a terminal printed, and another name for the same, do no harm."""
+    beside = "```\n$ python rmsnorm.py\nmax error: 0.0\n```"
+    first = ONCE.replace("eps)", "eps + 1)").replace("return y", "return y * 2")
+    one = author.tried(RMSNORM, endpoint.Reply(f"{first}\nThat was wrong.\n{beside}\n{ONCE}\n{beside}"))
+    assert one.passed, one.verdict
+    one = author.tried(RMSNORM, endpoint.Reply(ONCE.replace("def rmsnorm(", "def rms_norm(")))
+    assert "`rmsnorm` is bound nowhere" in author.feedback(one, None, "rmsnorm")
+
+
+NOISE = """
+import os, subprocess, sys
+
+def flood():
+    print("x" * (1 << 22))
+    return 1
+
+def eat():
+    return len([bytearray(1 << 28) for _ in range(64)])
+
+def fork():
+    for _ in range(20):
+        if os.fork() == 0:
+            while True:
+                pass
+    return 1
+"""
+
+
+@pytest.mark.parametrize("call", ["flood()", "eat()", "fork()"])
+def test_what_code_may_do_to_this_machine_ends_with_it(call):
+    """Past the first layer, which reads the text: a room for a program that floods, eats, forks and stays."""
+    done = child.run(NOISE, call, sealed=True, seconds=20, memory_bytes=1 << 30)
+    assert len(done.stdout) < 1 << 21 and done.seconds < 20
+    assert ("MemoryError" in done.error) == (call == "eat()") and done.kin == (20 if call == "fork()" else 0)
+
+
+def test_code_of_a_model_reaches_no_other_program_of_this_machine():
+    """A container engine or a service manager would do for it what it may not; on a GPU its driver needs some."""
+    if author.unsealed():
+        pytest.skip(author.unsealed())
+    room = str(author.room())
+    [line] = [line for line in room.splitlines() if line.startswith("talk to a program")]
+    assert ("it can" if machine.gpu() else "refused (Permission denied)") in line
+    assert ("refused (Permission denied)" in line) != machine.gpu()
+
+
 # ---- the loop --------------------------------------------------------------------------------------------------------
 
 
@@ -214,6 +283,117 @@ def test_answers_that_hold_nothing_are_asked_about_again():
         log = author.improve(RMSNORM, server.model(), rounds=3)
     assert [bool(one.problem) for one in log.attempts] == [True, True, False] and log.best is log.attempts[2]
     assert "no JSON" in log.attempts[0].said and "no choice" in server.asked[2]["messages"][2]["content"]
+
+
+def test_the_same_code_again_is_not_judged_again():
+    """Else the one that is timed most often would be the fastest."""
+    again = f"Here is another one.\n{ONCE.strip()}\n"
+    with Server(says(ONCE), says(again), says(WRONG), says(f"Better:{WRONG}"), says(TWICE)) as server:
+        log = author.improve(RMSNORM, server.model(), rounds=5)
+    one, same, wrong, still_wrong, _ = log.attempts
+    assert same.same_as == 1 and (same.verdict, same.price, same.seconds) == (one.verdict, one.price, 0)
+    assert still_wrong.same_as == 3 and still_wrong.verdict is wrong.verdict and "as answer 3" in str(log.table())
+    assert log.best is one and same.reply.calls == 1 and "5 calls" in log.cost
+    told = [asked["messages"][2]["content"] for asked in server.asked[1:]]
+    assert told[1].startswith("This is the code of answer 1 again") and told[3].startswith(
+        "This is the code of answer 3"
+    )
+    assert "again" not in told[0].partition("\n")[0] and told[1].count("def rmsnorm(") == 0  # it has it already
+
+
+def test_the_best_is_kept_by_a_rule():
+    one = author.tried(RMSNORM, endpoint.Reply(ONCE))
+    times = [None, 20.0, 19.8, 21.0, 19.0, 19.0, None, 18.8]
+
+    def kept(unit):
+        prices = [time and Price(time, 10.0, unit) for time in times]
+        log = author.Log(RMSNORM, [replace(one, number=i, price=price) for i, price in enumerate(prices, 1)])
+        assert log.best is log.kept[-1] and "★" in str(log.table())
+        return [one.number for one in log.kept], log.picture().text
+
+    assert kept("bytes")[0] == [1, 2, 3, 5, 8]
+    numbers, said = kept("us")  # less by 2 % at least: the rest is measuring again
+    assert numbers == [1, 2, 5] and "2 from answer 2; 1.9 from answer 5." in said
+    assert author.Log(RMSNORM, [replace(one, verdict=None)]).best is None
+
+
+def test_going_on_with_a_log():
+    with Server(says(WRONG), sends({}, 401), says(ONCE)) as server:
+        log = author.improve(RMSNORM, server.model(), rounds=3)
+        assert "does not accept" in log.ended and [one.came for one in log.attempts] == [True, False]
+        assert author.improve(RMSNORM, server.model(), rounds=1, log=log) is log
+    assert [one.number for one in log.attempts] == [1, 2, 3] and log.best is log.attempts[2] and not log.ended
+    assert server.asked[2]["messages"] == server.asked[1]["messages"]  # as if nothing had been between
+    assert "2 answers, 1 passed; 3 calls" in log.cost
+
+
+def test_what_was_paid_for_is_in_the_log_whatever_happens(monkeypatch):
+    log = author.Log(RMSNORM)
+
+    def broken(*_, **__):
+        raise OSError("No space left on device")
+
+    with Server(says(ONCE)) as server:
+        author.improve(RMSNORM, server.model(), rounds=1, log=log)
+        monkeypatch.setattr(author.checks, "judge", broken)
+        with pytest.raises(OSError, match="No space"):
+            author.improve(RMSNORM, lambda messages: endpoint.Reply(TWICE), rounds=1, log=log)
+    assert log.best is log.attempts[0]
+
+
+def test_stopping_it_while_it_checks_keeps_the_answer(monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(author.checks, "judge", stopped)
+    with Server(says(ONCE)) as server:
+        log = author.improve(RMSNORM, server.model(), rounds=3)
+    [one] = log.attempts
+    assert one.reply.text.strip() == ONCE.strip() and "not checked" in one.said and log.ended == "You stopped it."
+    assert "1 calls, 30 tokens" in log.cost and log.best is None
+
+
+def test_stopping_it_while_it_asks_counts_the_calls(monkeypatch):
+    def stopped(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(endpoint.time, "sleep", stopped)
+    with Server(sends({}, 503)) as server:
+        log = author.improve(RMSNORM, server.model(), rounds=3)
+    assert "0 answers, 0 passed; 1 calls" in log.cost and "stopped" in log.attempts[0].said and not log.attempts[0].came
+
+
+def test_a_system_that_cannot_seal_says_so(monkeypatch, capsys):
+    author.unsealed.cache_clear()
+    try:
+        found = {"network": "a seccomp filter is not permitted here", "processes": ""}
+        monkeypatch.setattr(author.child, "run", lambda *_, **__: Ran(found))
+        author.improve(RMSNORM, author.pasted(), rounds=1)
+        said = capsys.readouterr().out
+        assert "leaves open" in said and "network, since a seccomp filter is not permitted here" in said
+    finally:
+        author.unsealed.cache_clear()
+    monkeypatch.undo()
+    author.improve(RMSNORM, author.pasted(), rounds=1)
+    assert ("leaves open" in capsys.readouterr().out) == bool(author.unsealed())
+
+
+class Ran:
+    ok = True
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_a_server_s_words_bring_no_orders_to_a_terminal():
+    one = author.tried(RMSNORM, endpoint.Reply("", problem="it says\x1b[2J"))
+    assert "\x1b" not in one.problem + author.feedback(one, None, "rmsnorm") + str(author.Log(RMSNORM, [one]).table())
+
+
+def test_looking_at_an_answer_that_is_none_is_a_sentence():
+    for number in (0, -1, 2):
+        with pytest.raises(IndexError, match=f"no answer {number}: the log holds 1"):
+            author.Log(RMSNORM, [author.tried(RMSNORM, endpoint.Reply(""))]).look(number)
 
 
 def test_stopping_it_keeps_the_log():

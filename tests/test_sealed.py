@@ -80,6 +80,21 @@ def test_no_child_has_the_keys_of_its_parent(found):
     assert found[2].stdout == "None given True\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "goes"),
+    [
+        *(("GITHUB_PAT", "x", 1), ("DB_PASS", "x", 1), ("MYSQL_PWD", "x", 1), ("OPENAI_API_KEY_2", "x", 1)),
+        *(("API_TOKENS", "x", 1), ("SSH_AUTH_SOCK", "/tmp/agent", 1), ("AWS_ACCESS_KEY_ID", "x", 1)),
+        *(("HTTPS_PROXY", "http://me:4711@proxy:8080", 1), ("DATABASE", "postgres://me:4711@host/x?y", 1)),
+        *(("HTTP_PROXY", "http://proxy:8080", 0), ("PWD", "/here", 0), ("OLDPWD", "/there", 0), ("KEYBOARD", "de", 0)),
+        *(("TOKENIZERS_PARALLELISM", "0", 0), ("SOME_PATH", "/a@b", 0), ("MAIL", "me@host", 0)),
+    ],
+)
+def test_which_variables_stay_behind(monkeypatch, name, value, goes):
+    monkeypatch.setenv(name, value)
+    assert (name not in child._environment(None, "interpreted")) == bool(goes)
+
+
 def test_only_what_asks_for_it_is_sealed():
     text = "import socket\nsocket.socket().close()"
     assert child.run(text).ok

@@ -200,3 +200,15 @@ def test_threads_may_parse_at_once():
         gc.callbacks.remove(callback)
         gc.set_threshold(*before)
         sys.setswitchinterval(each)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_end_where_python_ends_them(end):
+    """A statement is cut out where it stands, whatever letters and separators stand before it."""
+    cell = end.join(
+        ["é = '\u2028'; a = 'ü' + é; b = (a,", " 'ß'); c = b", "@staticmethod", "def f():", "    return c, '\x0c'"]
+    )
+    text = source.module_text([cell], ["f"], "here")
+    space = {}
+    exec(text, space)
+    assert space["f"]() == (("ü\u2028", "ß"), "\x0c") and "@staticmethod" in text

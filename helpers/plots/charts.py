@@ -307,14 +307,17 @@ def lines(
     return show.Picture(figure, f"{heading} of {ylabel} over {xlabel}. {'; '.join(said)}.")
 
 
-def search(tries: Sequence[float | None], ylabel: str, title: str = "", floor_label: str = "") -> show.Picture:
+def search(
+    tries: Sequence[float | None], kept: Sequence[int], ylabel: str, title: str = "", floor_label: str = ""
+) -> show.Picture:
     """What a search tried, one after another, and the best so far: lower is better, and 1 is what it is set against.
 
-    tries: of each the cost, or None where it was no answer; these are crosses at the foot. floor_label: what 1 is.
+    tries: of each the cost, or None where it was no answer; these are crosses at the foot. kept: the numbers, from 1,
+    of those that were the best in turn. floor_label: what 1 is.
     """
     there = {i: cost for i, cost in enumerate(tries, 1) if known(cost)}
     failed = [i for i in range(1, len(tries) + 1) if i not in there]
-    best = [(i, cost) for i, cost in there.items() if all(cost < there[j] for j in there if j < i)]
+    best = [(i, there[i]) for i in kept]
     figure, axes = blank(title, height=3.6)
     axes.plot(list(there), list(there.values()), "o", color=SKY, markersize=8, label="passed")
     axes.plot(failed, [0.0] * len(failed), "x", color=PALETTE[1], markersize=8, clip_on=False, label="did not")
