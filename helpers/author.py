@@ -49,8 +49,10 @@ COST = {"gpu": "the time of a large call", "cpu": "the bytes that the loads and 
 MOST_CODE = 30_000
 """Characters of code that are looked at: of longer texts, reading alone can take minutes."""
 
+UNCHECKED = "It was not checked: you stopped it."
+
 LEVEL = 0.02
-"""Share by which a time must be less to count as less: measured again, the same code differs by about that."""
+"""Share by which a time must be less to count as less: measured again, the same code takes another time, too."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +225,10 @@ def improve(
     says why, where nothing can be asked (`endpoint.Refused`), and where you stop it; what had come by then is a row.
     """
     log = log or Log(given)
-    log.ended, reply = "", None
     if is_open := unsealed():
         show.note(f"This system leaves open what the answers' code should not reach: {is_open}.", "warning")
+    is_left = bool(log.attempts) and log.attempts[-1].problem == UNCHECKED  # paid for, and not to be asked for again
+    log.ended, reply = "", log.attempts.pop().reply if is_left else None
 
     def ends(why: str, **about) -> None:
         log.attempts.append(Attempt(len(log.attempts) + 1, **about))
@@ -233,7 +236,8 @@ def improve(
 
     try:
         for _ in show.progress(range(rounds), f"{given.exercise.name}: answers of a model"):
-            if (reply := ask(conversation(log))) is None:
+            reply = reply or ask(conversation(log))
+            if reply is None:
                 break
             log.attempts.append(tried(given, reply, len(log.attempts) + 1, log.attempts))
             reply = None
@@ -246,7 +250,7 @@ def improve(
     except KeyboardInterrupt:
         log.ended = "You stopped it."
         if reply:
-            ends(log.ended, reply=_shown(reply), problem="It was not checked: you stopped it.")
+            ends(log.ended, reply=_shown(reply), problem=UNCHECKED)
     return log
 
 
@@ -297,7 +301,7 @@ def tried(given: Task, reply: endpoint.Reply, number: int = 1, earlier: Sequence
 
 PYTHON = {"", "python", "py", "python3", "ipython", "triton"}
 _FENCED = re.compile(  # the first fence may follow prose in its line
-    r"(?<![^\s:])(`{3,}|~{3,})([^\n`]*)\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
+    r"(?<![^\s:])(`{3,}|~{3,})([^\n`~]{0,200})\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
 )
 
 

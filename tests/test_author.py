@@ -181,6 +181,13 @@ def test_a_long_text_is_read_in_seconds(text):
     assert one.verdict and not one.passed and time.process_time() - began < 15
 
 
+@pytest.mark.parametrize("text", ["~~~ ", "```x ", ":```", "`", "<think>", "```python\n"])
+def test_the_code_in_a_long_answer_is_found_in_seconds(text):
+    began = time.process_time()
+    one = author.tried(RMSNORM, endpoint.Reply(text * ((1 << 20) // len(text))))
+    assert one.problem and one.claims == "–" and time.process_time() - began < 15
+
+
 def test_several_blocks_around_prose_are_one_module():
     """The last of several attempts counts; what a terminal printed, and another name for the same, do no harm."""
     beside = "```\n$ python rmsnorm.py\nmax error: 0.0\n```"
@@ -345,12 +352,14 @@ def test_stopping_it_while_it_checks_keeps_the_answer(monkeypatch):
     def stopped(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(author.checks, "judge", stopped)
-    with Server(says(ONCE)) as server:
+    with monkeypatch.context() as patch, Server(says(ONCE)) as server:
+        patch.setattr(author.checks, "judge", stopped)
         log = author.improve(RMSNORM, server.model(), rounds=3)
     [one] = log.attempts
     assert one.reply.text.strip() == ONCE.strip() and "not checked" in one.said and log.ended == "You stopped it."
     assert "1 calls, 30 tokens" in log.cost and log.best is None
+    author.improve(RMSNORM, author.pasted(TWICE), rounds=1, log=log)  # it was paid for, and comes first
+    assert [one.passed for one in log.attempts] == [True] and log.attempts[0].reply == one.reply and not log.ended
 
 
 def test_stopping_it_while_it_asks_counts_the_calls(monkeypatch):

@@ -132,12 +132,12 @@ def test_lines_describe_ends_and_extremes():
 
 
 def test_a_search_tells_each_step_of_its_best():
-    picture = plots.search([None, 3.0, 3.5, math.nan, 1.25, 1.25], "times the least", "rmsnorm", "the least")
+    picture = plots.search([None, 3.0, 3.5, math.nan, 1.25, 1.24], [2, 5], "times the least", "rmsnorm", "the least")
     assert picture.text == (
         "rmsnorm. 4 of 6 answers passed; best so far, times the least: 3 from answer 2; 1.25 from answer 5."
     )
     texts_inside(picture.figure)
-    assert plots.search([None], "x").text == "0 of 1 answers passed; best so far, x: none."
+    assert plots.search([None], [], "x").text == "0 of 1 answers passed; best so far, x: none."
 
 
 @pytest.mark.parametrize(
