@@ -217,6 +217,7 @@ def fork():
 """
 
 
+@pytest.mark.skipif(not child._can_fork(), reason="what it starts is found, and its memory limited, on Linux")
 @pytest.mark.parametrize("call", ["flood()", "eat()", "fork()"])
 def test_what_code_may_do_to_this_machine_ends_with_it(call):
     """Past the first layer, which reads the text: a room for a program that floods, eats, forks and stays."""
