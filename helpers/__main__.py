@@ -176,16 +176,30 @@ def _grade(options: argparse.Namespace) -> int:
     if not paths:
         print("There is no notebook in what was named.", file=sys.stderr)
         return 2
+
+    def shown(rows):
+        if options.json:
+            return json.dumps([dataclasses.asdict(row) for row in rows], indent=1, ensure_ascii=False)
+        return show.table(grading.shown(rows))
+
     with _line() as show_line:
         show_line(f"grading {len(paths)} notebooks")
-        told = lambda done, total, row: show_line(f"{done} of {total} answers: {row.exercise}")  # noqa: E731
+        judged = []
+
+        def told(done, total, row):
+            judged.append(row)
+            show_line(f"{done} of {total} answers: {row.exercise}")
+
         journal = options.csv and options.csv.with_name(f"{options.csv.name}.part")
-        rows = grading.grade(paths, told, journal, options.cluster)
+        try:
+            rows = grading.grade(paths, told, journal, options.cluster)
+        except machine.NotReady:
+            if not journal:  # else what is judged is kept there
+                print(shown(judged))
+            raise
     unsaved = grading.save(rows, options.csv, journal) if options.csv else ""
-    if options.json:
-        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=1, ensure_ascii=False))
-    else:
-        print(show.table(grading.shown(rows)))
+    print(shown(rows))
+    if not options.json:
         passed, unjudged = (sum(row.passed is how for row in rows) for how in (True, None))
         print(f"{passed} of {len(rows)} passed" + (f", {unjudged} could not be judged here" if unjudged else ""))
     if unsaved:
@@ -359,4 +373,5 @@ def _line() -> Iterator[Callable[[str], None]]:
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be any bytes, and rows must not be lost to it
     sys.exit(main())

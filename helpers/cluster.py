@@ -5,11 +5,13 @@ own beside the Dask worker, as it would be here. No answer is judged twice unles
 task judges, it leaves a note with the scheduler, and a task that finds the note of an earlier start judges nothing.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import itertools
 import json
 import logging
+import platform
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -46,9 +48,11 @@ class GivenUp(Exception):
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on both sides for a verdict to be the same: the helpers' own code, torch, Triton, Dask."""
+    """What must be the same on both sides for a verdict to be the same: the helpers' own code, Python, torch, Triton,
+    Dask."""
     found = machine.installed("distributed", "torch", "triton")
-    return {"helpers": code()} | {name: version.partition("+")[0] for name, version in found.items()}
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"helpers": code(), "python": python} | {name: version.partition("+")[0] for name, version in found.items()}
 
 
 @lru_cache(maxsize=1)
@@ -78,6 +82,34 @@ def attend(key: str, function: str, args: tuple, options: dict) -> bytes:
     if worker.card:
         _look_at(worker.card)
     return worker.desk.ask(function, *args, **options)
+
+
+def described(dask_worker) -> dict | None:
+    """What a worker is, by `helpers.worker`; None where it was started without that.
+
+    It travels by name, as all that is sent there: code from another version of Python could end whoever runs it.
+    """
+    return getattr(dask_worker, "about", None)
+
+
+async def reached(nanny: str) -> bool:
+    """Whether a nanny answers the scheduler, where this runs: that can reach it where a client may not."""
+    try:
+        await greeted(nanny, "scheduler")
+    except OSError:
+        return False
+    return True
+
+
+async def greeted(address: str, role: str = "client") -> None:
+    """Raises where nobody who speaks Dask's language answers at an address. Where something else listens there and says
+    nothing, Dask itself would wait without end. role: by which Dask's TLS knows this side."""
+    from distributed.comm import connect
+    from distributed.security import Security
+
+    ours = Security().get_connection_args(role)
+    comm = await asyncio.wait_for(connect(address, timeout=PATIENCE / 2, **ours), PATIENCE)
+    await comm.close()
 
 
 def _look_at(card: str) -> None:
@@ -112,19 +144,28 @@ def joined(address: str) -> Iterator["Cluster"]:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what it would say is said here, in one sentence
     import warnings
 
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of other versions: `_look` compares what counts
-            client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
-    except (OSError, ValueError, TypeError) as error:
-        why = str(error).partition("\n")[0] or type(error).__name__
-        said = f"No Dask scheduler answers at {address!r} ({why})."
-        room.log(said)
-        raise machine.NotReady(said, "ask your instructor for the address; without it, check here") from None
-    try:
+    from distributed.utils import LoopRunner, sync
+
+    with contextlib.ExitStack() as stack:
+        runner = LoopRunner()
+        runner.start()
+        stack.callback(runner.stop)
+        try:
+            sync(runner.loop, greeted, address)
+            with warnings.catch_warnings(action="ignore"):  # of other versions: what counts is compared below
+                client = distributed.Client(address, timeout=PATIENCE, set_as_default=False, loop=runner.loop)
+        except Exception as error:  # whatever listens there may say anything
+            why = str(error).partition("\n")[0] or type(error).__name__
+            said = f"No Dask scheduler answers at {address!r} ({why})."
+            room.log(said)
+            raise machine.NotReady(said, "ask your instructor for the address; without it, check here") from None
+
+        def close():
+            with contextlib.suppress(Exception):  # a scheduler that is gone is no reason to raise at the end
+                client.close(timeout=2)
+
+        stack.callback(close)
         yield Cluster(client, address)
-    finally:
-        with contextlib.suppress(Exception):  # a scheduler that is gone is no reason to raise at the end
-            client.close(timeout=2)
 
 
 class Cluster:
@@ -135,6 +176,7 @@ class Cluster:
         self.about: dict[str, dict] = {}
         self.left = False
         self.fit: set[str] = set()
+        self._ask_scheduler()
         self._look()
         if not self.fit:
             raise self._nobody()
@@ -232,9 +274,23 @@ class Cluster:
             self._look()
         return set(there) & self.fit
 
+    def _ask_scheduler(self) -> None:
+        """Raises `machine.NotReady` where the scheduler has not the course, or another Python or Dask."""
+        mine, mend = versions(), "start it with the course's own environment: workshop/cluster.md"
+        try:
+            theirs = self._asked(self.client.run_on_scheduler, versions)
+        except (ImportError, AttributeError):
+            theirs = {}
+        differ = [k for k in ("python", "distributed") if theirs.get(k) != mine[k]]
+        if differ:
+            other = "; ".join(f"{k} {theirs.get(k, 'unknown')}, here {mine[k]}" for k in differ)
+            said = f"The Dask scheduler at {self.address} is not one of the course's: {other}."
+            room.log(said)
+            raise machine.NotReady(said, mend)
+
     def _look(self) -> None:
         """Ask all workers what they are; those that cannot judge as this machine would are left out, and named."""
-        found = self._asked(self.client.run, lambda dask_worker: getattr(dask_worker, "about", None), on_error="return")
+        found = self._asked(self.client.run, described, on_error="return")
         mine = versions()
         for worker, about in found.items():
             if worker in self.about:
@@ -258,33 +314,28 @@ class Cluster:
             back = {w for w in self._present() if self.about[w]["home"] == home}
             if back:
                 return back
-            if time.monotonic() > end or not self._answers(home):
+            if time.monotonic() > end or not self._asked(self.client.run_on_scheduler, reached, home):
                 break
             told("the worker that had it was lost; waiting for it to come back")
             time.sleep(0.5)
-        there = self._present()
-        left_out = [w for w, about in self.about.items() if about["problem"]]
-        return there if left_out else set()
+        end = time.monotonic() + DESERTED
+        while True:
+            there = self._present()
+            left_out = any(about["problem"] for about in self.about.values())
+            if there or not left_out:
+                return there if left_out else set()
+            if self.left:
+                raise GivenUp("It left the queue.")
+            if time.monotonic() > end:  # to send it to anybody is to send it to one that was left out
+                raise self._nobody()
+            told("no worker is there; waiting for one")
+            time.sleep(0.5)
 
     def _leave_out(self, worker: str, why: str) -> None:
         """Give a worker nothing more."""
         self.fit.discard(worker)
         self.about[worker] = {"problem": why}
         self._note("unfit", f"{worker} is left out: {why}", worker)
-
-    def _answers(self, nanny: str) -> bool:
-        """Whether a nanny is there, by the scheduler, which can reach it where this machine may not."""
-
-        async def reached():
-            from distributed.comm import connect
-
-            try:
-                await (await connect(nanny, timeout=5)).close()
-            except OSError:
-                return False
-            return True
-
-        return self._asked(self.client.run_on_scheduler, reached)
 
     # ---- the queue ----
 

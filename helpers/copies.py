@@ -34,12 +34,20 @@ def copy_to_work(root: Path = ROOT, work: Path | None = None) -> list[str]:
     """Bring `work` (root/work) up to date with root's lessons, labs and README. Returns what to tell the learner."""
     work = work or root / "work"
     memory = work / MEMORY
-    known = json.loads(memory.read_text()) if memory.exists() else {}
-    told = []
+    known, told = _remembered(memory), []
     for source in sources(root):
         told += _bring(source, work / source.relative_to(root), known.setdefault(_name(source, root), {}), root)
     write(memory, (json.dumps(known, indent=1, sort_keys=True) + "\n").encode())
     return told
+
+
+def _remembered(memory: Path) -> dict[str, dict]:
+    """What was copied, by name. Where that is damaged nothing is known, so that every copy that differs is kept."""
+    try:
+        known = json.loads(memory.read_bytes())
+        return {name: entry for name, entry in known.items() if isinstance(entry, dict)}
+    except (FileNotFoundError, ValueError, AttributeError, RecursionError):
+        return {}
 
 
 def sources(root: Path) -> list[Path]:
@@ -113,14 +121,15 @@ def fingerprint(name: str, content: bytes) -> list:
 
     Empty cells are left out, since JupyterLab adds one when the last cell is run.
     """
+    whole = [["", _hash(content)]]
+    if not name.endswith(".ipynb"):
+        return whole
     try:
-        cells = json.loads(content)["cells"] if name.endswith(".ipynb") else None
-    except (ValueError, KeyError):  # a notebook that a learner broke is an edited file like any other
-        cells = None
-    if cells is None:
-        return [["", _hash(content)]]
-    text = [(c.get("id", str(i)), c["cell_type"], "".join(c["source"])) for i, c in enumerate(cells)]
-    return [[key, _hash(f"{kind}\0{source.rstrip()}".encode())] for key, kind, source in text if source.strip()]
+        cells = enumerate(json.loads(content)["cells"])
+        text = [(c.get("id", str(i)), c["cell_type"], "".join(c["source"])) for i, c in cells]
+        return [[key, _hash(f"{kind}\0{source.rstrip()}".encode())] for key, kind, source in text if source.strip()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return whole  # a notebook that a learner broke is an edited file like any other
 
 
 def changes(old: list, new: list) -> str:
@@ -156,7 +165,7 @@ def write(path: Path, content: bytes) -> None:
 def tell(told: list[str], work: Path = WORK) -> None:
     """Write sentences at the top of the learner's NEWS.md, under today's date."""
     news = work / NEWS
-    before = news.read_text() if news.exists() else ""
+    before = news.read_text(errors="replace") if news.exists() else ""
     lines = "".join(f"- {line}\n" for line in told)
     write(news, f"## {datetime.date.today().isoformat()}\n\n{lines}\n{before}".encode())
 

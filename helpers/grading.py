@@ -27,6 +27,9 @@ MOST_WORKERS = 8
 WORKER_BYTES, WORKER_GPU_BYTES = 3 << 30, 16 << 30
 """Free memory for each desk, for what it forks answers from and the largest cases; and of a GPU's."""
 
+MOST_BYTES, MOST_CODE = 256 << 20, 256 << 10
+"""Of a notebook's file, outputs and all, and of the code in its cells: ten times what the longest solution has."""
+
 LEAST_SHARE = 1 / 3
 """Of an exercise's time limit: what is left of it for a notebook that hangs again and again."""
 
@@ -82,8 +85,13 @@ def found(paths: Iterable[Path]) -> list[Path]:
 def asked(path: Path) -> list[exercises.Exercise] | Row:
     """The exercises of a notebook's lab: by its file name, else by what its cells check. A row where there are none."""
     try:
-        if not path.stat().st_size:
+        if path.is_symlink() or not path.is_file():  # whose text it leads to, nobody knows; a pipe never ends
+            return _broken(path, "exception", "It is a link or no plain file: the notebook itself must be handed in.")
+        if not (size := path.stat().st_size):
             return _broken(path, "syntax", "The file is empty.")
+        if size > MOST_BYTES:
+            said = f"The file has {size >> 20} MB, more than {MOST_BYTES >> 20}: save it with its outputs cleared."
+            return _broken(path, "memory", said)
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         graded = [str(cell.get("metadata", {}).get("nbgrader", {}).get("grade_id", "")) for cell in cells]
@@ -91,8 +99,10 @@ def asked(path: Path) -> list[exercises.Exercise] | Row:
         return _broken(path, "exception", f"The file cannot be read: {error.strerror}.")
     except ValueError as error:  # of JSON, or of UTF-8
         return _broken(path, "syntax", f"The file is not JSON: {error}.")
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, RecursionError):
         return _broken(path, "exception", "The file is JSON, but no notebook.")
+    if (length := sum(map(len, sources))) > MOST_CODE:
+        return _broken(path, "memory", f"Its cells hold {length:,} characters of code, more than {MOST_CODE:,}.")
     every = exercises.every()
     labs = {e.lab for e in every.values() if e.lab in path.stem}
     if not labs:
@@ -146,8 +156,9 @@ class _Room:
                     return
                 path, exercise = self.jobs.popleft()
                 share = max(LEAST_SHARE, 1 / (1 + self.hung[path]))
+            text = None
             try:
-                text = self._text(exercise, path)
+                text = checks.text_or_verdict(exercise, path)
                 row = self.kept.row(path, exercise, text, there) or _row(
                     path, self._verdict(exercise, text, exercise.seconds * share, there, desk), share
                 )
@@ -155,6 +166,8 @@ class _Room:
                 with self.lock:
                     self.closed, self.problem = True, problem
                 return
+            except Exception as error:  # a file that vanished, say: a thread that ended over it would lose its rows
+                row = _row(path, _unjudged(exercise.name, error), share)
             with self.lock:
                 if self.closed:
                     return
@@ -164,13 +177,6 @@ class _Room:
                 self.kept.keep(row, exercise, text, there)
                 if self.told:
                     self.told(self.total - sum(r is None for r in self.rows.values()), self.total, row)
-
-    @staticmethod
-    def _text(exercise, path) -> str | checks.Verdict:
-        try:
-            return checks.text_or_verdict(exercise, path)
-        except Exception as error:  # a file that vanished, say: a thread that ended over it would lose its row
-            return _unjudged(exercise.name, error)
 
     def _verdict(self, exercise, text, seconds, there, desk) -> checks.Verdict:
         if isinstance(text, checks.Verdict):
@@ -235,7 +241,9 @@ class Journal:
 
     def __init__(self, path: Path | None):
         self.path, self.rows, self.full = path, {}, ""
-        for line in path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []:
+        before = path.read_text(encoding="utf-8") if path and path.exists() else ""
+        self.begin = "\n" if before and not before.endswith("\n") else ""  # after a line that was broken off
+        for line in before.splitlines():
             try:
                 entry = json.loads(line)
                 self.rows[entry["of"]] = Row(**entry["row"])
@@ -246,13 +254,15 @@ class Journal:
         return self.rows.get(self._of(path, exercise, text, there))
 
     def keep(self, row: Row, exercise, text, there) -> None:
-        of = self._of(row.notebook, exercise, text, there)
-        if self.path is None or self.full or row.passed is None or of in self.rows:
+        if self.path is None or self.full or row.passed is None:
+            return
+        if (of := self._of(row.notebook, exercise, text, there)) in self.rows:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"of": of, "row": asdict(row)}) + "\n")
+                file.write(self.begin + json.dumps({"of": of, "row": asdict(row)}) + "\n")
+                self.begin = ""
         except OSError as error:
             self.full = f"{self.path} cannot be written ({error.strerror}): if this run is broken off, it begins anew."
             print(self.full, file=sys.stderr)
@@ -274,7 +284,8 @@ def save(rows: list[Row], path: Path, journal: Path | None = None) -> str:
     partial = path.with_name(f"{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", newline="", encoding="utf-8") as file:
+        # names of files may be any bytes, and messages hold what an answer said
+        with partial.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             out = csv.DictWriter(file, [field.name for field in fields(Row)])
             out.writeheader()
             for row in rows:

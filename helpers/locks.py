@@ -83,9 +83,9 @@ def _waiting(acquire, holder: Path):
 def _who(holder: Path) -> str:
     try:
         at = json.loads(holder.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):  # released, or being written, just now
+        return f"{at['user']} (process {at['pid']}) is timing {at['what']}"
+    except (OSError, ValueError, KeyError, TypeError):  # released, or being written, just now; anybody may write there
         return "other work of the course is running"
-    return f"{at['user']} (process {at['pid']}) is timing {at['what']}"
 
 
 def _user() -> str:

@@ -9,8 +9,12 @@ import datetime
 import getpass
 import json
 import os
-import re
+import pwd
+import stat
+import tempfile
 import textwrap
+import unicodedata
+import urllib.parse
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +23,9 @@ from . import exercises, show
 
 LINES = 5
 """Of what went wrong in the room: as many as `table` shows."""
+
+MOST_BYTES = 1 << 20
+"""Of a file that was left: more than all exercises take, and no burden to read every five seconds."""
 
 
 def announced() -> str:
@@ -37,10 +44,16 @@ def tell(exercise: str, entry) -> None:
         return
     try:
         seen = _read(file) | {exercise: asdict(entry)}
-        partial = file.with_name(f".{file.name}.partial")
-        partial.write_text(json.dumps({"learner": _learner(), "exercises": seen}))
-        partial.chmod(0o640)
-        partial.replace(file)
+        # under a name that nobody knows before: a link that waited there would lead to one of the learner's own files
+        handle, partial = tempfile.mkstemp(prefix=".", suffix=".partial", dir=file.parent)
+        try:
+            with open(handle, "w", encoding="utf-8") as out:
+                json.dump({"exercises": seen}, out)
+            os.chmod(partial, 0o640)
+            os.replace(partial, file)
+        except OSError:
+            os.unlink(partial)
+            raise
     except OSError as error:  # no reason to withhold a verdict
         show.note(f"Your instructor's view could not be brought up to date: {error}", kind="warning")
 
@@ -50,9 +63,10 @@ def log(said: str) -> None:
     if (file := _file(".log")) is None:
         return
     try:
-        with file.open("a") as out:
+        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(os.open(file, how, 0o640), "a", encoding="utf-8", errors="backslashreplace") as out:
+            os.fchmod(out.fileno(), 0o640)
             out.write(f"{_now().isoformat(timespec='seconds')} {_learner()}: {said}\n")
-        file.chmod(0o640)
     except OSError:  # a full disk has its own sentence where it matters; this is the copy
         return
 
@@ -81,7 +95,7 @@ class Place:
 def places(folder: Path) -> list[Place]:
     """All that was left in a room, those stuck longest first."""
     found, now = [], _now()
-    for file in _left(folder, ".json"):
+    for file, learner in _left(folder, ".json"):
         for name, entry in _read(file).items():
             if name not in exercises.every():
                 continue
@@ -90,8 +104,8 @@ def places(folder: Path) -> list[Place]:
                 stuck, quiet = (int((now - then).total_seconds() // 60) for then in (since, last))
                 passed, said = bool(entry["passed"]), ": ".join(filter(None, (entry["kind"], entry["message"])))
                 tried = int(entry["attempts"])
-                found.append(Place(file.stem, name, tried, passed, said, 0 if passed else stuck, quiet))
-            except (KeyError, TypeError, ValueError):  # a learner's file may hold anything
+                found.append(Place(learner, name, tried, passed, said, 0 if passed else stuck, quiet))
+            except (KeyError, TypeError, ValueError, OverflowError):  # a learner's file may hold anything
                 continue
     return sorted(found, key=lambda p: (p.passed, -p.stuck, p.learner, p.exercise))
 
@@ -129,24 +143,47 @@ def table(folder: Path) -> str:
 def logged(folder: Path) -> Iterable[str]:
     """The last lines of what went wrong."""
     lines = []
-    for file in _left(folder, ".log"):
-        lines += file.read_text(errors="replace").splitlines()[-LINES:]
+    for file, _ in _left(folder, ".log"):
+        lines += _bytes(file).decode(errors="replace").splitlines()[-LINES:]
     return sorted(lines)[-LINES:]
 
 
 def _plain(text: str) -> str:
-    """A learner's text without what a terminal would obey."""
-    return re.sub(r"[^\n\x20-\x7e\xa0-\uffff]", " ", text)
+    """A learner's text without what a terminal would obey, or turn around."""
+    return "".join(c if c == "\n" or unicodedata.category(c)[0] not in "CZ" else " " for c in text)
 
 
-def _left(folder: Path, suffix: str) -> list[Path]:
-    """The plain files in a room; a learner may have left anything there."""
-    return [file for file in sorted(folder.glob(f"*{suffix}")) if file.is_file() and not file.is_symlink()]
+def _left(folder: Path, suffix: str) -> Iterable[tuple[Path, str]]:
+    """The files in a room, and whose they are. Where the name is an account of this machine and the file is another's,
+    that one is named too: everybody may leave a file under any name."""
+    for file in sorted(folder.glob(f"*{suffix}")):
+        learner = urllib.parse.unquote(file.name.removesuffix(suffix))
+        try:
+            owner = file.lstat().st_uid
+            if pwd.getpwnam(learner).pw_uid != owner:
+                learner += f" (left by user {owner})"
+        except (KeyError, ValueError, OSError):  # a name that only JupyterHub knows; a file that is gone
+            pass
+        yield file, " ".join(_plain(learner).split())
+
+
+def _bytes(file: Path) -> bytes:
+    """The end of a plain file; empty where it is none: a learner may leave anything in a room, and change it at any
+    moment. Waits for no pipe, and follows no link."""
+    try:
+        with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as left:
+            here = os.fstat(left.fileno())
+            if not stat.S_ISREG(here.st_mode):
+                return b""
+            left.seek(max(0, here.st_size - MOST_BYTES))
+            return left.read(MOST_BYTES)
+    except OSError:  # closed to us, or gone
+        return b""
 
 
 def _file(suffix: str) -> Path | None:
     """The learner's own file in the room; None where the learner does not take part."""
-    name = re.sub(r"[^\w.@-]", "_", _learner()).lstrip(".")
+    name = urllib.parse.quote(_learner(), safe="@ ", errors="surrogateescape")  # no two names become one
     return Path(os.environ["HELPERS_ROOM"], name + suffix) if os.environ.get("HELPERS_ROOM") else None
 
 
@@ -162,9 +199,9 @@ def _learner() -> str:
 
 def _read(file: Path) -> dict:
     try:
-        found = json.loads(file.read_text())["exercises"]
+        found = json.loads(_bytes(file))["exercises"]
         return found if isinstance(found, dict) else {}
-    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or damaged: the next check writes it anew
+    except (ValueError, KeyError, TypeError, RecursionError):  # not there yet, or damaged: then it is written anew
         return {}
 
 

@@ -14,9 +14,11 @@ dropped, `%%time` and `%%capture` are looked through, other cell magics are skip
 
 import ast
 import builtins
+import contextlib
 import importlib
 import re
 import symtable
+import sys
 import threading
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +28,10 @@ _COMPREHENSIONS = {"listcomp", "setcomp", "dictcomp", "genexpr"}
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Delete)
 _UNCERTAIN = (ast.If, ast.For, ast.While, ast.Try, ast.TryStar, ast.Match, ast.AugAssign)
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun"}
+_STARRED = {"cupy", "jax", "math", "numpy", "torch", "triton", "tvm"}
+_MAGIC = re.compile(r"(?m)^[ \t]*[%!?,;/]|\?[ \t]*$|=[ \t]*[%!]")
+MOST_MAGICS = 40
+"""In a cell; IPython reads it anew for each, which with thousands takes minutes."""
 _parsing = threading.Lock()
 _CHANGES = re.compile(
     r"([a-z]\w*_|append|extend|insert|update|add|setdefault|pop|remove|clear|sort|reverse|seed|manual_seed|set_\w+"
@@ -246,8 +252,17 @@ def _root(node) -> set[str]:
 
 
 def _star(node) -> set[str]:
-    module = importlib.import_module(node.module)
-    return set(getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")]))
+    """The names that `from module import *` binds; none of a module that must not run here.
+
+    A notebook may be anybody's, and to import is to run: so besides what is loaded already only modules of `_STARRED`
+    are, and of those no program.
+    """
+    name = node.module or ""
+    module, (first, *rest) = sys.modules.get(name), name.split(".")
+    if not module and first in _STARRED and "__main__" not in rest:
+        with contextlib.suppress(Exception, SystemExit):  # it fails when the answer runs too, and that says why
+            module = importlib.import_module(name)
+    return set(getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")])) if module else set()
 
 
 def parse(text: str, name: str = "<unknown>") -> ast.Module:
@@ -294,5 +309,7 @@ def plain(cell: str) -> str:
     try:
         from IPython.core.inputtransformer2 import TransformerManager
     except ImportError:
+        TransformerManager = None
+    if not TransformerManager or len(_MAGIC.findall(cell)) > MOST_MAGICS:
         return re.sub(r"(?m)^[ \t]*[%!?].*$|^.*\?$", "", cell)
     return TransformerManager().transform_cell(cell)

@@ -51,9 +51,13 @@ def ran(name: str) -> str:
 
 
 def notebook(path, *names: str) -> str:
-    """Module text for `names` from the code cells of a saved notebook, top to bottom. Raises `Missing`."""
-    cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
-    texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    """Module text for `names` from the code cells of a saved notebook, top to bottom. Raises `Missing`, and ValueError
+    where it is none."""
+    try:
+        cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+        texts = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    except (KeyError, TypeError, RecursionError):
+        raise ValueError(f"{_shown(path)} is JSON, but no notebook.") from None
     return module_text(texts, names, f"the code cells of {_shown(path)}")
 
 

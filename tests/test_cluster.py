@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -259,6 +260,34 @@ def test_a_wrong_address_is_a_sentence_and_a_check_goes_on_here(tmp_path, capsys
     assert __main__.main(["grade", str(SOLVED), "--cluster", NOBODY]) == 1
     assert "ask your instructor" in capsys.readouterr().err
     assert NOBODY in logged(tmp_path)
+
+
+def test_something_else_that_listens_there_and_says_nothing_is_not_waited_for():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(machine.NotReady, match="No Dask scheduler answers"), cluster.joined(address):
+            pass
+        assert time.monotonic() - began < 30
+
+
+def test_a_scheduler_of_another_python_gets_nothing_to_run(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster.platform, "python_version_tuple", lambda: ("3", "99", "0"))
+    said = r"not one of the course's: python 3\.\d+, here 3\.99"
+    with pytest.raises(machine.NotReady, match=said), cluster.joined(two[0]):
+        pass
+    assert "not one of the course's" in logged(tmp_path)
+
+
+@pytest.mark.slow
+def test_workers_that_were_left_out_are_not_asked_again_when_no_other_is_left(two, given, tmp_path, monkeypatch):
+    """A GPU that falls off its bus: each worker in turn says so, and then there is nobody, which ends in a sentence."""
+    monkeypatch.setattr(cluster, "DESERTED", 3.0)
+    before = given.read_text() if given.exists() else ""
+    with cluster.joined(two[0]) as there, pytest.raises(machine.NotReady, match="its GPU no longer answers"):
+        checks.there(there, EXERCISE, answer("\n# this worker is unfit\n"))
+    assert len(given.read_text()[len(before) :].splitlines()) == 2, "each worker was asked once"
+    assert "is left out" in logged(tmp_path)
 
 
 def test_without_dask_a_sentence_says_how_it_comes(monkeypatch):

@@ -124,6 +124,19 @@ def test_a_copy_of_unknown_origin_or_one_that_is_broken_is_never_overwritten(cou
     assert glossary.with_name("glossary.new.md").read_text() == "# Glossary"
 
 
+@pytest.mark.parametrize("broken", ["[]", "null", '{"cells": 5}', '{"cells": [5]}', '{"cells": [{}]}', "[" * 100_000])
+def test_whatever_a_learner_made_of_a_file_it_stays_and_the_next_start_goes_on(course, broken):
+    """A server that did not start could not mend it."""
+    source, copy = source_and_copy(course)
+    copy.write_text(broken)
+    (course / "work" / ".copied.json").write_text(broken)
+    (course / "work" / "NEWS.md").write_bytes(b"\xff")
+    [said] = copy_to_work(course)
+    copies.tell([said], course / "work")
+    assert copy.read_text() == broken
+    assert same(copy.with_name("07_topic.new.ipynb"), source)
+
+
 def test_a_deleted_copy_comes_back(course):
     source, copy = source_and_copy(course)
     copy.unlink()

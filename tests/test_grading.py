@@ -1,5 +1,6 @@
 """A class of thirty, some broken, hanging or cheating, is graded in a bounded time, with one row an exercise."""
 
+import json
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from helpers import exercises, grading, labs, notebooks
+from helpers import __main__, checks, exercises, grading, labs, machine, notebooks
 
 MINUTES = 5
 ODD = ["", "[]", '{"cells": [', '{"cells": [{"cell_type": "code"}]}']
@@ -97,6 +98,103 @@ def test_thirty_notebooks_within_five_minutes(room):
     assert not [row for row in rows if kinds[row.notebook] == "solved" and row.passed is False]
     assert [done for done, _, _ in told] == list(range(1, len(told) + 1))
     assert gone(processes)
+
+
+EXERCISE = exercises.every()["count-bytes"]
+
+
+def row(path, message="A message.") -> grading.Row:
+    return grading.Row(str(path), EXERCISE.name, False, "exception", message, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.symlink_to(labs.sources()[0]), "a link or no plain file"),  # to the course's own answers
+        (os.mkfifo, "a link or no plain file"),
+        (lambda path: path.mkdir(), "a link or no plain file"),
+        (lambda path: path.write_text("[" * 100_000), "JSON, but no notebook"),
+        (lambda path: large(path, grading.MOST_BYTES + 1), "save it with its outputs cleared"),
+        (lambda path: path.write_text(cells("x = 1\n" * 50_000)), "300,000 characters of code"),
+    ],
+)
+def test_what_is_handed_in_may_be_anything(tmp_path, make, said):
+    path = tmp_path / "01_measuring.ipynb"
+    make(path)
+    [only] = grading.grade([path])
+    assert only.passed is False and said in only.message
+
+
+def large(path, size) -> None:
+    with path.open("w") as file:
+        file.truncate(size)
+
+
+def cells(*sources) -> str:
+    return json.dumps({"cells": [{"cell_type": "code", "source": source} for source in sources]})
+
+
+def test_outputs_of_a_hundred_megabytes_are_no_reason_to_refuse_a_notebook(tmp_path):
+    path = tmp_path / "01_measuring.ipynb"
+    path.write_text(cells("x = 1").replace("}]", f', "outputs": ["{"x" * 10**8}"]}}]'))
+    assert EXERCISE in grading.asked(path)
+
+
+def test_names_and_messages_may_hold_any_bytes(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff01_measuring.ipynb")
+    assert grading.save([row(path, "\ud800")], tmp_path / "marks.csv") == ""
+    assert "udcff01_measuring.ipynb" in (tmp_path / "marks.csv").read_text()
+    path.write_text("")
+    line = [sys.executable, "-m", "helpers", "grade", path]
+    done = subprocess.run(line, cwd=tmp_path, env=notebooks.kernel_environment({}), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "") and "The file is empty." in done.stdout
+
+
+def test_a_fault_of_the_judge_costs_no_row(tmp_path, monkeypatch):
+    """Whatever it raises, one thread's end would take all the rows that were its own."""
+    path = tmp_path / "01_measuring.ipynb"
+    path.write_text(labs.sources()[0].read_text())
+
+    class Desk:
+        def do(self, *job, **options):
+            raise KeyError("a fault")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(grading, "Desk", Desk)
+    rows = grading.grade([path], journal=tmp_path / "marks.part")
+    assert len(rows) == 5 and {(r.passed, r.kind) for r in rows} == {(None, "environment")}
+
+
+def test_an_answer_nested_beyond_what_python_reads_is_a_finding(tmp_path):
+    path = tmp_path / "01_measuring.ipynb"
+    path.write_text(cells(f"{EXERCISE.entry} = " + "+".join(["1"] * 50_000)))
+    verdict = checks.text_or_verdict(EXERCISE, path)
+    assert (verdict.passed, verdict.kind) == (False, "syntax") and "nested more deeply" in verdict.findings[0].message
+
+
+def test_a_line_that_was_broken_off_does_not_spoil_the_next(tmp_path):
+    path = tmp_path / "marks.part"
+    path.write_text('{"of": "cut sho')
+    for text in ("first", "second"):
+        grading.Journal(path).keep(row("a"), EXERCISE, text, None)
+    kept = grading.Journal(path)
+    assert kept.row("a", EXERCISE, "first", None) == kept.row("a", EXERCISE, "second", None) == row("a")
+
+
+@pytest.mark.parametrize("way", [[], ["--json"]])
+def test_when_the_cluster_goes_what_it_judged_is_shown_where_no_file_keeps_it(tmp_path, monkeypatch, capsys, way):
+    def gone(paths, told, journal, address):
+        told(1, 2, row("a"))
+        raise machine.NotReady("The scheduler is gone.")
+
+    (tmp_path / "01_measuring.ipynb").write_text("")
+    monkeypatch.setattr(grading, "grade", gone)
+    assert __main__.main(["grade", str(tmp_path), *way]) == 1
+    said = capsys.readouterr()
+    assert "A message." in said.out and "The scheduler is gone." in said.err
+    assert not way or [each["exercise"] for each in json.loads(said.out)] == [EXERCISE.name]
 
 
 @pytest.mark.slow

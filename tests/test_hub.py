@@ -7,8 +7,11 @@ import re
 import secrets
 import shutil
 import statistics
+import subprocess
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -186,6 +189,43 @@ def test_on_a_full_disk_a_sentence_and_no_server(room):
         page = learner.browser.get(f"{room.address}/hub/spawn/{learner.name}", timeout=60)
     assert "Tell your instructor" in page.text
     assert f"{learner.name} has no server: the disk of {room.homes / learner.name} is full" in room.log()
+
+
+# ---- packing up -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_collected_is_what_each_learner_may_read(tmp_path):
+    """A learner's links lead to another's lab, to root's files and into nothing; a pipe waits for whoever reads it."""
+    mine, other, none = everyone = names(3)
+    folder = Path(tempfile.mkdtemp(prefix="hub"))
+    folder.chmod(0o755)
+    secret = folder / "secret.ipynb"
+    secret.write_text("root's")
+    secret.chmod(0o600)
+    env = os.environ | {"HUB_LEARNERS": f"learners{secrets.token_hex(3)}", "HUB_HOMES": str(folder / "homes")}
+    try:
+        with hub_server.accounts(everyone, ROOT, env):
+            labs = {name: folder / "homes" / name / "work" / "labs" for name in (mine, other)}
+            for name, lab in labs.items():
+                lab.mkdir(parents=True)
+                (lab / "01_measuring.ipynb").write_text(f"of {name}")
+                shutil.chown(lab / "01_measuring.ipynb", name)
+                for path in (lab, lab.parent):
+                    shutil.chown(path, name)
+            for name, target in [("02", labs[other] / "01_measuring.ipynb"), ("03", secret), ("04", "/no/such")]:
+                (labs[mine] / f"{name}.ipynb").symlink_to(target)
+            os.mkfifo(labs[mine] / "05.ipynb")
+            (folder / "homes" / none / "work").symlink_to(labs[other].parent)
+            to = folder / "submitted"
+            line = [ROOT / "workshop" / "collect", to]
+            done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120)
+    finally:
+        shutil.rmtree(folder / "homes", ignore_errors=True)
+    found = {str(path.relative_to(to)): path.read_text() for path in to.rglob("*") if not path.is_dir()}
+    shutil.rmtree(folder)
+    assert found == {f"{name}/01_measuring.ipynb": f"of {name}" for name in (mine, other)}, done.stderr
+    assert done.returncode == 0 and done.stderr.count(f"{mine}: left out") == 4
+    assert f"{none} has no work/labs" in done.stderr
 
 
 # ---- forty at once -------------------------------------------------------------------------------------------------

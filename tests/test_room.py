@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import stat
+import types
 
 import pytest
 
@@ -112,10 +113,16 @@ def test_what_a_learner_left_may_be_anything(apart, capsys):
             {"exercises": {NAMES[0]: 3, NAMES[1]: {**left, "attempts": "many"}, NAMES[2]: {**left, "since": ""}}}
         ),
         json.dumps({"exercises": {"\x1b[2Jnone": left}}),
+        json.dumps({"exercises": {NAMES[0]: {**left, "attempts": float("inf")}}}),
+        "[" * 100_000,
+        "\udcff",
     ]
     for number, text in enumerate(bad):
-        (apart / f"bad{number}.json").write_text(text)
+        (apart / f"bad{number}.json").write_text(text, errors="surrogateescape")
     os.mkfifo(apart / "pipe.json")
+    os.mkfifo(apart / "pipe.log")
+    with (apart / "large.log").open("w") as large:
+        large.truncate(1 << 40)
     (apart / "link.json").symlink_to(apart / "ada.json")
     (apart / "loud.log").write_text("\x1b[2J\x1b]0;title\x07said\n")
     assert __main__.main(["room", str(apart), "--once"]) == 0
@@ -123,6 +130,37 @@ def test_what_a_learner_left_may_be_anything(apart, capsys):
     assert said.startswith("1 learners, 1 exercises open") and "said" in said and "\x1b" not in said
     assert __main__.main(["room", str(apart), "--json"]) == 0
     assert [place["learner"] for place in json.loads(capsys.readouterr().out)] == ["ada"]
+
+
+def test_who_leaves_a_file_follows_no_link_that_waits_there(apart, tmp_path):
+    """Everybody may write in a room: a link under the name of a learner's next file would lead to a file of theirs."""
+    mine = tmp_path / "lab.ipynb"
+    mine.write_text("my answers")
+    for name in ("ada.json", "ada.log", ".ada.json.partial"):
+        (apart / name).symlink_to(mine)
+    attempt()
+    room.log("A fault.")
+    assert mine.read_text() == "my answers"
+    assert [(p.learner, p.attempts) for p in room.places(apart)] == [("ada", 1)]
+
+
+def test_names_may_hold_anything_and_stay_apart(apart, monkeypatch):
+    names = ["a/b", "a_b", "..", "Zoë Müller", "two\nlines", "\u202eback", "x" * 80 + "@example.org"]
+    for name in names:
+        monkeypatch.setenv("JUPYTERHUB_USER", name)
+        attempt()
+    assert {path.parent for path in apart.iterdir()} == {apart}
+    seen = {place.learner for place in room.places(apart)}
+    assert seen == {"a/b", "a_b", "..", "Zoë Müller", "two lines", "back", "x" * 80 + "@example.org"}
+    assert room.table(apart).startswith(f"{len(names)} learners")
+    assert "\u202e" not in room.table(apart)
+
+
+def test_a_file_under_anothers_name_is_named_as_such(apart, monkeypatch):
+    attempt()
+    account = types.SimpleNamespace(pw_uid=os.getuid() + 1)
+    monkeypatch.setattr(room.pwd, "getpwnam", lambda name: account)
+    assert [place.learner for place in room.places(apart)] == [f"ada (left by user {os.getuid()})"]
 
 
 def test_it_is_refreshed_while_the_class_works(apart, monkeypatch, capsys):

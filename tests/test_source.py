@@ -212,3 +212,27 @@ def test_lines_end_where_python_ends_them(end):
     space = {}
     exec(text, space)
     assert space["f"]() == (("ü\u2028", "ß"), "\x0c") and "@staticmethod" in text
+
+
+def test_a_slice_of_anybodys_notebook_imports_nothing_of_theirs(tmp_path, monkeypatch):
+    """A grader reads it in its own process, and whoever handed it in may have handed in a module too."""
+    (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nx = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(source.Missing):
+        slice_of("from theirs import *", "y = x", "y")
+    for module in ("torch.utils.bottleneck.__main__", "torch.no_such"):
+        with pytest.raises(source.Missing):
+            slice_of(f"from {module} import *", "y = x_of_it", "y")
+    assert not (tmp_path / "ran").exists()
+    assert value("y", "from math import *", "y = sqrt(9)") == 3
+
+
+def test_a_cell_of_a_thousand_magics_takes_no_minutes():
+    assert slice_of("!ls\n" * 1000 + "x = 1", "x") == "x = 1\n"
+
+
+@pytest.mark.parametrize("text", ["[]", '{"cells": 5}', '{"cells": [5]}', '{"cells": [{}]}', "[" * 100_000])
+def test_json_that_is_no_notebook_is_said_to_be_none(tmp_path, text):
+    (tmp_path / "a.ipynb").write_text(text)
+    with pytest.raises(ValueError, match="JSON, but no notebook"):
+        source.notebook(tmp_path / "a.ipynb", "x")

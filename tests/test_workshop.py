@@ -2,9 +2,11 @@
 
 import ast
 import fnmatch
+import os
 import re
 import shlex
 import stat
+import subprocess
 
 import pytest
 import yaml
@@ -145,10 +147,32 @@ def test_the_configuration_lists_what_it_takes_from_the_environment():
     assert set(re.findall(r"HUB_[A-Z_]+", (FOLDER / "README.md").read_text())) <= listed
 
 
+def test_a_list_of_names_may_hold_anything(tmp_path):
+    """Accounts are made for those that can be, on a machine that only writes down what it is told."""
+    for name in ("getent", "groupadd", "useradd", "usermod", "chpasswd"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> "{tmp_path}/done"\ncat >/dev/null </dev/null\n')
+    known = {"old": 1500, "daemon": 1}
+    cases = "".join(f"  {name}) echo {uid};;\n" for name, uid in known.items())
+    (tmp_path / "id").write_text(f'#!/bin/sh\ncase "$3" in\n{cases}  *) exit 1;;\nesac\n')
+    for file in tmp_path.iterdir():
+        file.chmod(0o755)
+    names = "ada\r\n\nZoë\n  grace  \nold\n-u\ndaemon\nx,y\n../up\nAda\nlast"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [FOLDER / "accounts"], input=names, env=os.environ | {"PATH": path}, capture_output=True, text=True
+    )
+    assert [line.split(",")[0] for line in done.stdout.splitlines()] == ["ada", "grace", "last"]
+    assert done.returncode == 1, "somebody has no account"
+    assert all(word in done.stderr for word in ("Zoë", "'-u'", "'x,y'", "'../up'", "'Ada'", "daemon is an account of"))
+    assert "old has an account already" in done.stderr
+    made = [line.split()[-1] for line in (tmp_path / "done").read_text().splitlines() if line.startswith("user")]
+    assert made == ["ada", "grace", "old", "last"]
+
+
 def test_what_the_runbook_names_exists():
     runbook = (FOLDER / "README.md").read_text()
     assert all((FOLDER / link).exists() for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", runbook))
-    assert (FOLDER / "accounts").stat().st_mode & stat.S_IXUSR
+    assert all((FOLDER / name).stat().st_mode & stat.S_IXUSR for name in ("accounts", "collect"))
     version = re.search(r"configurable-http-proxy@(\S+)", runbook)[1]
     assert f'PROXY = "{version}"' in (ROOT / "tests" / "hub_server.py").read_text()
     chart = {re.search(r"--version (\S+)", text)[1] for text in (runbook, (FOLDER / "values.yaml").read_text())}

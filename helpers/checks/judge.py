@@ -196,8 +196,10 @@ def text_or_verdict(exercise: Exercise, path: Path) -> str | Verdict:
     """The module text of the answer in a file, or the verdict on what holds none."""
     try:
         return answer_text(exercise, path)
-    except (source.Missing, SyntaxError, ValueError, KeyError) as error:
+    except (source.Missing, SyntaxError, ValueError) as error:
         return unread(exercise, error, path)
+    except (RecursionError, MemoryError):  # what Python's own parser says then
+        return unread(exercise, ValueError("It is nested more deeply than Python reads."), path)
 
 
 def answer_text(exercise: Exercise, path: Path) -> str:
