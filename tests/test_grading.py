@@ -134,6 +134,7 @@ def cells(*sources) -> str:
     return json.dumps({"cells": [{"cell_type": "code", "source": source} for source in sources]})
 
 
+@pytest.mark.slow
 def test_outputs_of_a_hundred_megabytes_are_no_reason_to_refuse_a_notebook(tmp_path):
     path = tmp_path / "01_measuring.ipynb"
     path.write_text(cells("x = 1").replace("}]", f', "outputs": ["{"x" * 10**8}"]}}]'))
