@@ -67,9 +67,9 @@ def only_capture() -> None:
     captured anew until torch.compile gives up is an error, where it would else be run as if it had not been compiled.
     """
     plain = torch.compile
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
 
     def compile(model=None, **named):
+        torch._dynamo.config.fail_on_recompile_limit_hit = True  # here, since it takes seconds to load
         return plain(model, **{**named, "backend": "eager", "mode": None, "options": None})
 
     torch.compile = compile
