@@ -3,12 +3,14 @@
     block = dispatch.Dispatcher("l12", OPERATORS)
     block.measure("linear_add", inputs)        # checks all implementations, times those that are right, keeps the times
     torch.ops.l12.linear_add(x, w, residual)   # the fastest of them for this shape; inside torch.compile, too
+    block.linear_add(x, w, residual)           # the same; outside a graph it spares PyTorch's way to an operator
 
 An `Operator` lists its implementations by rung. The first is its definition: PyTorch's own operators, which take every
 shape and dtype. It is what the others are checked against, in float64, and the fallback where nothing was measured. An
 implementation that fails to build here or gives wrong values is dropped, with the reason kept. One that raises
-ValueError refuses these arguments alone: the next best runs. Times stay on disk, in a file for each card and its
-versions (`Times`).
+ValueError, before it has written anything, refuses these arguments alone: the next best runs. So an implementation
+looks at its arguments itself, and the key that finds it holds no more than its time depends on. Times stay on disk, in
+a file for each card and its versions (`Times`).
 """
 
 import hashlib
@@ -30,6 +32,9 @@ NEAR = 4
 
 LOOSE = 4
 """An implementation may be off from float64 by so many times what the definition is off, in the inputs' own dtype."""
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, int, float})
+"""What a call outside a graph may be made of: a tensor of another class may stand for one that is elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,10 @@ class Implementation:
 class Operator:
     """What is computed, and the ways to do it.
 
-    schema: torch's, such as "scale(Tensor x, float by) -> Tensor"; "Tensor(a!) x" is one that is written. like: an
-    empty result for given arguments, of its shape and dtype. key: (rows, kind) of arguments: how many rows, the number
-    that changes from call to call, and what else a time depends on, anything hashable. implementations: the definition
-    first.
+    schema: torch's, such as "scale(Tensor x, float by) -> Tensor", a tensor first; "Tensor(a!) x" is one that is
+    written. like: an empty result for given arguments, of its shape and dtype. key: (rows, kind) of arguments: how many
+    rows, the number that changes from call to call, and what else a time depends on, anything hashable.
+    implementations: the definition first.
     """
 
     schema: str
@@ -95,13 +100,14 @@ class Times:
         try:
             kept = json.loads(self.path.read_text())
             about, times = kept["about"], kept["times"]
-            entries = [us for kinds in times.values() for rows in kinds.values() for each in rows.values()
-                       for us in each.values()]  # fmt: skip
-            if not all(isinstance(us, float) and us > 0 for us in entries):
+            shapes = [shape for kinds in times.values() for rows in kinds.values() for shape in rows.items()]
+            if not all(int(rows) > 0 for rows, _ in shapes):
+                raise ValueError("a time of no rows")
+            if not all(isinstance(us, float) and us > 0 for _, each in shapes for us in each.values()):
                 raise ValueError("a time that is no positive number")
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as why:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
             show.note(f"{self.path.name} cannot be read ({why}): measure again. Fallbacks run until then.", "warning")
             return {}
         if about != self.about:
@@ -111,14 +117,22 @@ class Times:
         return times
 
     def add(self, operator: str, kind: str, rows: int, us: dict[str, float]) -> dict:
-        """Merge the times of one shape into the file; returns all that are in it then."""
-        with FileLock(f"{self.path}.lock"):
-            times = self.read()
-            times.setdefault(operator, {}).setdefault(kind, {})[str(rows)] = us
+        """Merge the times of one shape into the file; returns all that are in it then.
+
+        OSError where the folder cannot be written, or its lock is not to be had in a minute.
+        """
+        with FileLock(f"{self.path}.lock", timeout=60):
+            times = merged(self.read(), operator, kind, rows, us)
             half = self.path.with_suffix(f".{os.getpid()}")
             half.write_text(json.dumps({"about": self.about, "times": times}, indent=1))
             half.replace(self.path)
         return times
+
+
+def merged(times: dict, operator: str, kind: str, rows: int, us: dict[str, float]) -> dict:
+    """`times` with those of one more shape, in place of what it held of that."""
+    times.setdefault(operator, {}).setdefault(kind, {})[str(rows)] = us
+    return times
 
 
 @dataclass(frozen=True)
@@ -144,9 +158,10 @@ class Checked:
 class Dispatcher:
     """Operators of torch in the namespace `name`, each call of which runs the implementation chosen for its shape.
 
-    A second dispatcher of the same name takes the first one's place. versions: what times depend on besides the card
-    and the versions of `records.this_machine`, such as a hash of the kernels' text. folder: where the times are kept,
-    by default this account's cache.
+    A call goes through the attribute of the operator's name, or through `torch.ops`. A second dispatcher of the same
+    name takes the first one's place. versions: what times depend on besides the card and the versions of
+    `records.this_machine`, such as a hash of the kernels' text. folder: where the times are kept, by default this
+    account's cache. A CUDA graph holds what was chosen when it was recorded.
     """
 
     _living: dict[str, torch.library.Library] = {}
@@ -168,24 +183,55 @@ class Dispatcher:
             for key in ("CPU", "CUDA"):
                 library.impl(operator.name, call, key)
             torch.library.register_fake(f"{name}::{operator.name}", like, lib=library)
+            setattr(self, operator.name, self._shortcut(operator))
 
-    def __getattr__(self, operator: str):
-        """An operator, as torch calls it: `dispatcher.linear_add(x, w, add)`."""
-        if operator not in (known := self.__dict__.get("operators", {})):
-            raise AttributeError(f"{operator!r} is no operator here: they are {', '.join(known)}")
-        return getattr(getattr(torch.ops, self.name), operator).default
+    def __getattr__(self, name: str):
+        raise AttributeError(f"{name!r} is no operator here: they are {', '.join(self.__dict__.get('operators', {}))}")
 
     # --- choosing: the first call of a shape; later ones find it in a dictionary ---
 
     def _dispatched(self, operator: Operator) -> Callable:
+        """What torch calls, after its own dispatcher."""
         chosen, key = self._chosen[operator.name], operator.key
 
         def call(*args):
             if torch.is_grad_enabled():
                 self._refuse_gradients(operator, args)
-            run = chosen.get(key(*args))
-            if run is None:
+            try:
+                run = chosen[key(*args)]
+            except (KeyError, IndexError):
                 return self._first(operator, args)
+            try:
+                return run(*args)
+            except ValueError:
+                return self._first(operator, args)
+
+        return call
+
+    def _shortcut(self, operator: Operator) -> Callable:
+        """A call without torch's dispatcher, wherever nobody would miss it.
+
+        Compilers, modes (a trace, fake tensors), functorch's transforms and tensors of other classes get the operator;
+        so does what is called for the first time, or with arguments that its schema may refuse. What is left is the
+        common case, and there each line counts: names are bound here once.
+        """
+        through = getattr(getattr(torch.ops, self.name), operator.name).default
+        chosen, key, compiling, plain = self._chosen[operator.name], operator.key, torch.compiler.is_compiling, PLAIN
+        graded, modes, traced = torch.is_grad_enabled, torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
+        transforms = torch._C._functorch.peek_interpreter_stack
+
+        def call(*args, **named):
+            if compiling() or modes() or transforms() or traced() or named:
+                return through(*args, **named)
+            for arg in args:
+                if type(arg) not in plain:
+                    return through(*args)
+            if graded():
+                self._refuse_gradients(operator, args)
+            try:
+                run = chosen[key(*args)]
+            except (KeyError, TypeError, IndexError):  # not known yet, or not what the schema says: it says so
+                return through(*args)
             try:
                 return run(*args)
             except ValueError:
@@ -211,7 +257,14 @@ class Dispatcher:
     def _first(self, operator: Operator, args: tuple):
         """The first call of a shape, or one that was refused: the best candidate that runs. One that fails is dropped
         if a later one takes the same arguments; else they are at fault, and what the definition says of them is raised.
+        Memory that is short is no fault of a candidate.
         """
+        if args[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return self._recorded(operator, args)
+        try:
+            key = operator.key(*args)
+        except IndexError:  # fewer dimensions than an operator of these is for: its definition has the word
+            return self._build(operator, operator.definition)(*args)
         failed, refused = {}, False
         for candidate in self.candidates(operator.name, *args):
             try:
@@ -220,15 +273,24 @@ class Dispatcher:
             except Exception as why:
                 if candidate is operator.definition:
                     raise
-                if isinstance(why, ValueError):
+                if isinstance(why, (ValueError, torch.OutOfMemoryError)):
                     refused = True
                 else:
                     failed[operator.name, candidate.name] = _reason(why)
                 continue
             self.dropped |= failed
             if not refused:
-                self._chosen[operator.name][operator.key(*args)] = run
+                self._chosen[operator.name][key] = run
             return out
+
+    def _recorded(self, operator: Operator, args: tuple):
+        """The definition: nothing is built, compiled or tuned while a CUDA graph is recorded."""
+        show.note(
+            f"{self.name}::{operator.name} was recorded into a CUDA graph before a call of this shape had run: the "
+            "graph holds its definition. Call it once, then record.",
+            "warning",
+        )
+        return self._build(operator, operator.definition)(*args)
 
     def _build(self, operator: Operator, implementation: Implementation) -> Callable:
         key = operator.name, implementation.name
@@ -270,7 +332,8 @@ class Dispatcher:
 
     def check(self, operator: str, inputs: Callable[[], tuple]) -> list[Checked]:
         """Run every implementation on `inputs()` and compare result and written arguments with the definition in
-        float64. Those that fail are dropped, and their rows say why."""
+        float64, and the result's form with what the compiler is told. Those that fail are dropped, and their rows say
+        why."""
         found, given = self.operators[operator], inputs()
         exact = _wide(_fresh(given))
         exact = [self._build(found, found.definition)(*exact), *exact]
@@ -280,7 +343,8 @@ class Dispatcher:
                 continue
             args = _fresh(given)
             try:
-                error = _error([self._build(found, each)(*args), *args], exact)
+                result = self._build(found, each)(*args)
+                error = _error([result, *args], exact)
             except Exception as why:
                 if each is found.definition:
                     raise
@@ -288,10 +352,13 @@ class Dispatcher:
                 out.append(Checked(each, None, _reason(why)) if refused else self._drop(found, each, _reason(why)))
                 continue
             allowed = allowed or LOOSE * max(error, torch.finfo(given[0].dtype).eps)
-            if error <= allowed:
-                out.append(Checked(each, error))
-            else:
+            form, due = _form(result), _form(found.like(*given))
+            if not error <= allowed:
                 out.append(self._drop(found, each, f"wrong values: off by {error:.1e}, {allowed:.1e} allowed", error))
+            elif form != due:
+                out.append(self._drop(found, each, f"a result that is {form}, where {due} is due", error))
+            else:
+                out.append(Checked(each, error))
         return out
 
     def _drop(self, operator: Operator, implementation: Implementation, why: str, error=None) -> Checked:
@@ -305,11 +372,17 @@ class Dispatcher:
         `machine.NotReady` in CPU mode, where nothing can be timed and definitions run.
         """
         found = self.operators[operator]
+        size, kind = found.key(*inputs())
+        if size < 1:
+            raise ValueError(f"{operator} of no rows has no time to measure; its definition runs")
         rows = self.check(operator, inputs)
         right = {row.implementation.name: self._build(found, row.implementation) for row in rows if not row.why_not}
         us = {name: time.value for name, time in timing.compare(right, inputs, rounds).items()}
-        size, kind = found.key(*inputs())
-        self._measured = self.times.add(operator, str(kind), size, us)
+        try:
+            self._measured = self.times.add(operator, str(kind), size, us)
+        except OSError as why:
+            show.note(f"the times hold for this process alone: they cannot be kept ({_reason(why)})", "warning")
+            self._measured = merged(self._measured, operator, str(kind), size, us)
         self._chosen[operator].clear()
         return [Checked(row.implementation, row.error, row.why_not, us.get(row.implementation.name)) for row in rows]
 
@@ -353,6 +426,13 @@ def _reason(why: Exception) -> str:
 def _fresh(args: tuple) -> tuple:
     """The same arguments, tensors copied: an operator may write them."""
     return tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
+
+
+def _form(result) -> str:
+    """What torch.compile takes for granted of a result."""
+    if not isinstance(result, torch.Tensor):
+        return type(result).__name__
+    return f"{tuple(result.shape)} {result.dtype}{'' if result.is_contiguous() else f', strides {result.stride()}'}"
 
 
 def _wide(args: tuple) -> tuple:

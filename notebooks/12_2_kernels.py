@@ -5,13 +5,15 @@ stands here under these names, without a suffix, is the definition: PyTorch's op
 the eager model runs it, torch.compile gets it to compile, and it is the dispatcher's fallback. Its rivals in Triton are
 of two kinds. For one token (`_row`) a product is a row times a matrix: these kernels begin while the kernel before them
 runs and ask for their weights at once, as lesson 10's one-row product does, so no kernel that may still be running may
-write weights. For many tokens (`_rows`) a product fills the card, and the kernels are what lies around it. `OPERATORS`
-lists all of them for the dispatcher, with those of lessons 05, 06, 07 and 10.
+write weights, angles or the position. For many tokens (`_rows`) a product fills the card, and the kernels are what lies
+around it. `OPERATORS` lists all of them for the dispatcher, with those of lessons 05, 06, 07 and 10. The definitions
+say what is right for any arguments; a rival looks at what it gets, and refuses what it would misread (`fits`).
 
 Shapes: x (tokens, width); weights (out, in); qkv (tokens, (heads + 2 · KV heads) · dim); a cache (KV heads, room, dim);
 angles (2, room, dim / 2), cosines and sines by position; position (1,), int64.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from math import e, log2
 
@@ -20,6 +22,8 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.varlen import varlen_attn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from helpers import cuda, dispatch, machine, source
@@ -72,14 +76,48 @@ def decode_attention(qkv, k_cache, v_cache, angles, position, heads):
 
     `position` is on the device, so that a CUDA graph holds for every one: all of the cache is read, and masked.
     """
-    kv_heads, room, dim = k_cache.shape
+    room = k_cache.shape[1]
+    q = token_kept(qkv, k_cache, v_cache, angles, position, heads).transpose(0, 1)
+    seen = (torch.arange(room, device=qkv.device) <= position).view(1, 1, 1, room)
+    out = F.scaled_dot_product_attention(q[None], k_cache[None], v_cache[None], attn_mask=seen, enable_gqa=True)
+    return out.reshape(1, -1)
+
+
+def token_kept(qkv, k_cache, v_cache, angles, position, heads):
+    """Writes one token's turned keys and its values into the cache; returns its turned queries, (1, heads, dim)."""
+    kv_heads, _, dim = k_cache.shape
     turned, v = qkv.view(1, -1, dim).split((heads + kv_heads, kv_heads), 1)
     q, k = rotated(turned, angles[:, position]).split((heads, kv_heads), 1)
     k_cache.index_copy_(1, position, k.transpose(0, 1))
     v_cache.index_copy_(1, position, v.transpose(0, 1))
-    seen = (torch.arange(room, device=qkv.device) <= position).view(1, 1, 1, room)
-    q, k, v = q.transpose(0, 1)[None], k_cache[None], v_cache[None]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).reshape(1, -1)
+    return q
+
+
+def decode_attention_flash(qkv, k_cache, v_cache, angles, position, heads):
+    """`decode_attention` by FlashAttention-2, told on the device how much of the cache to read; fp16, on a GPU."""
+    kv_heads, room, dim = k_cache.shape
+    q = token_kept(qkv, k_cache, v_cache, angles, position, heads)
+    k, v = k_cache.transpose(0, 1), v_cache.transpose(0, 1)
+    ends = [torch.arange(0, 2 * n, n, dtype=torch.int32, device=qkv.device) for n in (1, room)]
+    seen = (position + 1).int()
+    return varlen_attn(q, k, v, *ends, 1, room, enable_gqa=True, seqused_k=seen).reshape(1, -1)
+
+
+def decode_attention_flex(qkv, k_cache, v_cache, angles, position, heads):
+    """`decode_attention` for the compiler, which makes a kernel of its own for few queries (FlexAttention): those of a
+    group are given as rows of one head, since it splits the cache for groups of a power of 2 alone."""
+    kv_heads, _, dim = k_cache.shape
+    q = token_kept(qkv, k_cache, v_cache, angles, position, heads).view(1, kv_heads, -1, dim)
+
+    def seen(score, batch, head, query, key):
+        return torch.where(key <= position[0], score, -float("inf"))
+
+    return flex_attention(q, k_cache[None], v_cache[None], score_mod=seen).reshape(1, -1)
+
+
+def linear_add_apart(x, w, add):
+    """`linear_add` for the compiler, which fuses the addition with what comes behind it."""
+    add += F.linear(x, w)
 
 
 # --- one token: a row times a matrix ------------------------------------------------------------------------------
@@ -98,7 +136,8 @@ def row_kernel(x_ptr, norm_ptr, w_ptr, y_ptr, N, eps, K: tl.constexpr, NORM: tl.
         at = w_ptr + row.to(tl.int64) * K + (first + col)
         w = w + (tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first"),)
         if GATED:
-            up = up + (tl.load(at + N.to(tl.int64) * K, mask=inside, other=0.0, eviction_policy="evict_first"),)
+            beside = w_ptr + (row.to(tl.int64) + N) * K + (first + col)
+            up = up + (tl.load(beside, mask=inside, other=0.0, eviction_policy="evict_first"),)
         if NORM:
             by = by + (tl.load(norm_ptr + first + along, mask=first + along < K, other=0.0),)
     if EARLY:
@@ -135,17 +174,59 @@ def early():
     return machine.gpu() and machine.here().capability >= (9, 0)
 
 
-def contiguous(*tensors):
-    """Refuse, with a ValueError, what the kernels of this file would misread."""
-    for t in tensors:
-        if not t.is_contiguous():
-            raise ValueError(f"these kernels take contiguous tensors, not {tuple(t.shape)} with strides {t.stride()}")
+def on_gpu():
+    """Whether tensors are on a GPU here: not where kernels are only compiled for one."""
+    return machine.device() == "cuda"
 
 
-def _row(x, norm, w, y, eps, cut):
-    """The launch into y (1, N) of what `norm` and w's height ask for; without a norm the product is added to y."""
-    normed, gated, (k, n) = norm is not None, w.shape[0] != y.shape[1], (x.shape[1], y.shape[1])
-    contiguous(x, w, y, *([norm] if normed else []))
+def fits(*tensors):
+    """Refuse, with a ValueError, what the kernels of this file would misread. tensors: (tensor, the shape due)."""
+    here = torch.device("cuda", torch.cuda.current_device()) if on_gpu() else torch.device("cpu")
+    for t, shape in tensors:
+        if t.shape != shape:
+            raise ValueError(f"a tensor of shape {tuple(t.shape)}, where {tuple(shape)} is due")
+        if t.dtype != torch.float16 or t.device != here:
+            raise ValueError(f"these kernels take fp16 on the current device, not {t.dtype} on {t.device}")
+        if not t.is_contiguous() or t.data_ptr() % 16:
+            raise ValueError(
+                f"these kernels take contiguous tensors that begin at 16 bytes, not {tuple(t.shape)} with strides "
+                f"{t.stride()} at {t.data_ptr() % 16}"
+            )
+
+
+def kept(make):
+    """A tensor that outlives the call. While torch.compile warms up a CUDA graph, all that this thread allocates is the
+    graph's own and must be gone afterwards, so another thread makes it; while one is recorded, nobody can."""
+    if not on_gpu():
+        return make()
+    if torch.cuda.is_current_stream_capturing():
+        raise ValueError("call it once before it is recorded into a CUDA graph")
+    with ThreadPoolExecutor(1) as other:
+        made = other.submit(make).result()
+    torch.cuda.synchronize()
+    return made
+
+
+def apart(written, *read):
+    """Refuse to write what is read: others would read it half written."""
+    first = written.data_ptr()
+    for t in read:
+        if first < t.data_ptr() + t.nbytes and t.data_ptr() < first + written.nbytes:
+            raise ValueError("these kernels cannot write where they read: the tensors share memory")
+
+
+def _row_fits(x, norm, w, y, gated):
+    """(K, N) of a row times a matrix into y."""
+    k, n = x.shape[1], y.shape[1]
+    fits((x, (1, k)), (w, (n * (2 if gated else 1), k)), (y, (1, n)), *([] if norm is None else [(norm, (k,))]))
+    if norm is None:
+        apart(y, x, w)
+    return k, n
+
+
+def _row(x, norm, w, y, eps, cut, gated=False):
+    """The launch into y (1, N), with a norm before it or a gate behind it; without a norm the product is added to y."""
+    normed, (k, n) = norm is not None, _row_fits(x, norm, w, y, gated)
     if not cut:  # rows, columns and warps of a program, the best of those tried on an H200
         cut = (2, 1024, 4) if k > 1024 else (8, 256, 4) if gated else (16, 256, 4) if n > 8192 else (8, 256, 8)
     rows, piece, warps = cut
@@ -164,7 +245,7 @@ def norm_linear_row(x, norm, w, eps, cut=None):
 
 def norm_swiglu_row(x, norm, w, eps, cut=None):
     """`norm_swiglu` for one token, in one kernel."""
-    return _row(x, norm, w, x.new_empty((1, w.shape[0] // 2)), eps, cut)
+    return _row(x, norm, w, x.new_empty((1, w.shape[0] // 2)), eps, cut, gated=True)
 
 
 def linear_add_row(x, w, add, cut=None):
@@ -248,9 +329,8 @@ def _row_cuda(k, rows, normed, gated, added, begins_early):
     return cuda.RawModule(ROW_CUDA, options=[f"-D{name}={int(n)}" for name, n in sizes.items()]).get_function("row")
 
 
-def _row_by_hand(x, norm, w, y, eps, rows=1, warps=4):
-    normed, gated, (k, n) = norm is not None, w.shape[0] != y.shape[1], (x.shape[1], y.shape[1])
-    contiguous(x, w, y, *([norm] if normed else []))
+def _row_by_hand(x, norm, w, y, eps, rows=1, warps=4, gated=False):
+    normed, (k, n) = norm is not None, _row_fits(x, norm, w, y, gated)
     if k % 8:
         raise ValueError(f"this kernel reads 8 elements at a time, so K is a multiple of 8, not {k}")
     kernel = _row_cuda(k, rows, normed, gated, not normed, early())
@@ -266,7 +346,7 @@ def norm_linear_row_cuda(x, norm, w, eps, **cut):
 
 def norm_swiglu_row_cuda(x, norm, w, eps, **cut):
     """`norm_swiglu` for one token, in one kernel by hand."""
-    return _row_by_hand(x, norm, w, x.new_empty((1, w.shape[0] // 2)), eps, **cut)
+    return _row_by_hand(x, norm, w, x.new_empty((1, w.shape[0] // 2)), eps, gated=True, **cut)
 
 
 def linear_add_row_cuda(x, w, add, **cut):
@@ -301,7 +381,8 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, angles_ptr, position_ptr, part_ptr, top
     if EARLY:
         gdc_launch_dependents()
     split, kv, kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    position = tl.load(position_ptr).to(tl.int32)
+    asked = tl.load(position_ptr)
+    position = tl.minimum(tl.maximum(asked, 0), room - 1).to(tl.int32)  # outside it nothing is touched, out is NaN
     chunk = tl.cdiv(tl.cdiv(position + 1, SPLITS), BLOCK) * BLOCK
     first = split * chunk
     last = tl.minimum(first + chunk, position + 1)
@@ -315,7 +396,8 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, angles_ptr, position_ptr, part_ptr, top
     own_k = turn(qkv_ptr + (kv_heads * GROUP + kv + one) * DIM, d, one < 1, cos, sin, DIM).to(kind)
     own_v = tl.load(qkv_ptr + (kv_heads * (GROUP + 1) + kv + one) * DIM + d[None, :])
     rows = kv.to(tl.int64) * room * DIM + d[None, :]
-    if last == position + 1 and first < last:  # this program has the token itself: it keeps it for the next ones
+    own = last == position + 1 and first < last  # this program has the token itself: it keeps it for the next ones
+    if own and asked == position:
         tl.store(k_ptr + rows + (position + one) * DIM, own_k)
         tl.store(v_ptr + rows + (position + one) * DIM, own_v)
     top = tl.full((ROWS,), -1e30, tl.float32)
@@ -346,21 +428,46 @@ def decode_kernel(qkv_ptr, k_ptr, v_ptr, angles_ptr, position_ptr, part_ptr, top
         parts = tl.load(part_ptr + at[:, :, None] * DIM + d[None, None, :], cache_modifier=".cg")
         weight = tl.exp2(tops - tl.max(tops, 0)[None, :])
         out = tl.sum(parts * weight[:, :, None], 0) / tl.sum(sums * weight, 0)[:, None]
+        out = tl.where(asked == position, out, float("nan"))
         to = out_ptr + (kv * GROUP + h)[:, None] * DIM + d[None, :]
         tl.store(to, out.to(out_ptr.dtype.element_ty), mask=(h < GROUP)[:, None])
         tl.store(done_ptr + kv, 0)  # for the next call
 
 
 @cache
+def _zeros(device, count, stream=None):
+    return kept(lambda: torch.zeros(count, dtype=torch.int32, device=device))
+
+
 def _counters(device, kv_heads):
-    """Zeros, which each call leaves as zeros: calls on several streams at once would disturb each other's."""
-    return torch.zeros(kv_heads, dtype=torch.int32, device=device)
+    """Zeros, which each call leaves as zeros, a stream's own: calls at the same time would disturb each other's. CUDA
+    graphs share some, so two of them with this kernel must not be replayed at the same time."""
+    shared = _zeros(device, kv_heads)
+    if not on_gpu() or torch.cuda.is_current_stream_capturing():
+        return shared
+    return _zeros(device, kv_heads, torch.cuda.current_stream().cuda_stream)
+
+
+def _attention_fits(qkv, k_cache, v_cache, angles, heads):
+    """(KV heads, room, dim) of an attention's arguments."""
+    kv_heads, room, dim = k_cache.shape
+    if heads % kv_heads or dim not in (16, 32, 64, 128, 256):
+        raise ValueError(f"these kernels take heads in whole groups and dim as a power of 2, not {heads} and {dim}")
+    cache, tokens = (kv_heads, room, dim), qkv.shape[0]
+    if tokens > room:
+        raise ValueError(f"{tokens} tokens do not fit into a cache for {room}")
+    fits((qkv, (tokens, (heads + 2 * kv_heads) * dim)), (k_cache, cache), (v_cache, cache),
+         (angles, (2, room, dim // 2)))  # fmt: skip
+    apart(k_cache, qkv, v_cache)
+    apart(v_cache, qkv)
+    return cache
 
 
 def decode_attention_row(qkv, k_cache, v_cache, angles, position, heads, splits=32, block=64, warps=4):
     """`decode_attention` in one kernel: rotation, the cache's new row, attention in `splits` parts, and their sum."""
-    contiguous(qkv, k_cache, v_cache, angles)
-    kv_heads, room, dim = k_cache.shape
+    kv_heads, room, dim = _attention_fits(qkv, k_cache, v_cache, angles, heads)
+    if qkv.shape[0] != 1 or position.shape != (1,) or position.dtype != torch.int64 or position.device != qkv.device:
+        raise ValueError("this kernel takes one token and its position, (1,), int64 on the same device")
     group = heads // kv_heads
     wide = triton.next_power_of_2(group)
     part = torch.empty((kv_heads, splits, wide, dim), dtype=torch.float32, device=qkv.device)
@@ -408,11 +515,12 @@ def rotate_kernel(qkv_ptr, q_ptr, k_ptr, v_ptr, angles_ptr, room, HEADS: tl.cons
     cos, sin = angle(angles_ptr, room * (DIM // 2), token, d, DIM)
     x = turn(at, d, r < HEADS + KV, cos, sin, DIM)
     tl.store(q_ptr + (token.to(tl.int64) * HEADS + r) * DIM + d[None, :], x.to(q_ptr.dtype.element_ty), mask=r < HEADS)
-    place = ((r - HEADS).to(tl.int64) * room + token) * DIM + d[None, :]
-    tl.store(k_ptr + place, x.to(k_ptr.dtype.element_ty), mask=(r >= HEADS) & (r < HEADS + KV))
+    head, along = (r - HEADS).to(tl.int64), token * DIM + d[None, :]
+    keys = k_ptr + head * room * DIM + along
+    tl.store(keys, x.to(k_ptr.dtype.element_ty), mask=(r >= HEADS) & (r < HEADS + KV))
     values = (r >= HEADS + KV) & (r < HEADS + 2 * KV)
     v = tl.load(at + d[None, :], mask=values, other=0.0)
-    tl.store(v_ptr + place - KV * room.to(tl.int64) * DIM, v, mask=values)
+    tl.store(v_ptr + (head - KV) * room * DIM + along, v, mask=values)
 
 
 taken = cache(source.load)
@@ -421,24 +529,25 @@ taken = cache(source.load)
 
 def product(x, w):
     """x @ w.T by lesson 06's kernel."""
+    fits((x, x.shape), (w, (w.shape[0], x.shape[1])))
     return taken("06_triton_matmul", "linear_gelu")(x, w, _no_bias(w.shape[0], w.dtype, w.device), "none")
 
 
 @cache
 def _no_bias(n, dtype, device):
-    return torch.zeros(n, dtype=dtype, device=device)
+    return kept(lambda: torch.zeros(n, dtype=dtype, device=device))
 
 
 def rms_norm_rows(x, norm, eps):
     """RMSNorm by lesson 05's kernel."""
-    contiguous(x, norm)
+    fits((x, x.shape), (norm, x.shape[1:]))
     return taken("05_rmsnorm_rows", "rmsnorm_rows")(x, norm, eps)
 
 
 def swiglu(both):
     """silu(gate) * up for rows that hold a gate's numbers and then the up-projection's."""
-    contiguous(both)
     tokens, width = both.shape[0], both.shape[1] // 2
+    fits((both, (tokens, 2 * width)))
     y = torch.empty((tokens, width), dtype=both.dtype, device=both.device)
     more = {"launch_pdl": True} if early() else {}
     swiglu_kernel[(tokens, triton.cdiv(width, 2048))](both, y, width, BLOCK=2048, EARLY=early(), num_warps=8, **more)
@@ -447,14 +556,13 @@ def swiglu(both):
 
 def plus(x, to):
     """Adds x to `to`, in place."""
-    contiguous(x, to)
+    fits((x, to.shape), (to, to.shape))
     plus_kernel[(triton.cdiv(to.numel(), 2048),)](x, to, to.numel(), BLOCK=2048)
 
 
 def rotate_and_keep(qkv, k_cache, v_cache, angles, heads):
     """Writes the turned keys and the values into the cache; returns the turned queries, (heads, tokens, dim)."""
-    contiguous(qkv, k_cache, v_cache, angles)
-    kv_heads, room, dim = k_cache.shape
+    kv_heads, room, dim = _attention_fits(qkv, k_cache, v_cache, angles, heads)
     tokens = qkv.shape[0]
     q = torch.empty((tokens, heads, dim), dtype=qkv.dtype, device=qkv.device)
     more = {"launch_pdl": True} if early() else {}
@@ -513,6 +621,7 @@ def _linear_add_cuda():
     gemv = _cuda("gemv")
 
     def run(x, w, add):
+        fits((add, (1, w.shape[0])))  # `+=` would stretch
         add += gemv(x, w)
 
     return run
@@ -520,17 +629,18 @@ def _linear_add_cuda():
 
 def linear_add_06(x, w, add):
     """`linear_add` by lesson 06's kernel, and one that adds."""
+    fits((add, (x.shape[0], w.shape[0])))
     plus(product(x, w), add)
 
 
 def _one(x, *rest):
     """One row of fp16, with weights that a program can hold: the kernels above ask for all of K at once."""
-    return x.shape[0] == 1 and x.dtype == torch.float16 and x.shape[1] <= 4096
+    return x.ndim == 2 and x.shape[0] == 1 and x.dtype == torch.float16 and x.shape[1] <= 4096
 
 
 def _many(x, *rest):
     """Several rows, of fp16."""
-    return x.shape[0] > 1 and x.dtype == torch.float16
+    return x.ndim == 2 and x.shape[0] > 1 and x.dtype == torch.float16
 
 
 def _compiles(*args):
@@ -540,6 +650,16 @@ def _compiles(*args):
 
 def _linear(x, norm, w, eps):
     return x.shape[0], (w.shape, x.dtype)
+
+
+def _one_token(qkv, *rest):
+    """What a kernel for one token's attention takes."""
+    return qkv.ndim == 2 and qkv.shape[0] == 1 and qkv.dtype == torch.float16
+
+
+def _flash(qkv, *rest):
+    """One token, where FlashAttention-2 is built: on a GPU from sm_80 on."""
+    return _one_token(qkv) and machine.gpu() and machine.here().capability >= (8, 0)
 
 
 def _fast(qkv, k_cache, *rest):
@@ -618,8 +738,11 @@ OPERATORS = (
             k_cache.shape[1], (heads, k_cache.shape[0], k_cache.shape[2], qkv.dtype)),
         (
             Way("PyTorch", ("library",), lambda: decode_attention),
+            Way("PyTorch, FlashAttention-2", ("library",), lambda: decode_attention_flash, _flash),
             Way("torch.compile", _COMPILED, lambda: torch.compile(decode_attention, dynamic=False), _compiles),
-            Way("one kernel", ("Triton",), lambda: decode_attention_row, _one),
+            Way("torch.compile, FlexAttention", _COMPILED,
+                lambda: torch.compile(decode_attention_flex, dynamic=False), _compiles),
+            Way("one kernel", ("Triton",), lambda: decode_attention_row, _one_token),
         ),
     ),
 )  # fmt: skip

@@ -64,12 +64,14 @@ LAUNCHES: dict[str, list[tuple[str, Callable]]] = {
     "12_2_kernels": [
         ("norm_linear_row", lambda m: [m.norm_linear_row(half(1, K), half(K), half(N, K), 1e-5)
                                        for N, K in ((1280, 768), (32000, 768), (4096, 4096))]),
-        ("norm_swiglu_row", lambda m: m.norm_swiglu_row(half(1, 768), half(768), half(4096, 768), 1e-5)),
+        ("norm_swiglu_row", lambda m: [m.norm_swiglu_row(half(1, 768), half(768), half(N, 768), 1e-5)
+                                       for N in (4096, 2)]),
         ("linear_add_row", lambda m: m.linear_add_row(half(1, 2048), half(768, 2048), half(1, 768))),
-        ("decode_attention_row", lambda m: [m.decode_attention_row(half(1, 20 * d), *[half(4, 4096, d)] * 2,
-                                            half(2, 4096, d // 2), torch.zeros(1).long(), 12) for d in (64, 128)]),
-        ("rotate_and_keep", lambda m: m.rotate_and_keep(half(2048, 1280), *[half(4, 4096, 64)] * 2,
-                                                        half(2, 4096, 32), 12)),
+        ("decode_attention_row", lambda m: [m.decode_attention_row(half(1, 20 * d), half(4, n, d), half(4, n, d),
+                                            half(2, n, d // 2), torch.zeros(1).long(), 12)
+                                            for n, d in ((4096, 64), (4096, 128), (1, 64))]),
+        ("rotate_and_keep", lambda m: [m.rotate_and_keep(half(t, 1280), half(4, n, 64), half(4, n, 64),
+                                                         half(2, n, 32), 12) for t, n in ((2048, 4096), (1, 1))]),
         ("swiglu", lambda m: m.swiglu(half(2048, 4096))),
         ("plus", lambda m: m.plus(half(2048, 768), half(2048, 768))),
     ],

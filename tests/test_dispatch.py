@@ -6,6 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import dispatch, machine, records, source, timing
 from helpers.dispatch import Dispatcher, Implementation, Operator, Times
@@ -133,6 +136,40 @@ def test_what_was_measured_once_but_fails_now_is_dropped_at_its_first_call(make,
     assert called(one, *given()) == "a" and RAN == ["a"], "it is not tried again"
 
 
+def test_memory_that_is_short_drops_nothing(make, measured):
+    measured(definition=9, a=5, b=2)
+    make(scale(way("a"), way("b"))).measure("scale", given)
+    one = make(scale(way("a"), way("b", by=refusing(torch.OutOfMemoryError("full")))))
+    assert called(one, *given()) == "a" and not one.dropped
+
+
+@pytest.mark.parametrize(
+    ("by", "says"),
+    [(lambda x, w: (x * w).double(), "torch.float64"), (lambda x, w: (x * w).T.contiguous().T, "strides (1, 4)")],
+    ids=["dtype", "strides"],
+)
+def test_a_result_of_another_form_is_dropped(by, says, make):
+    """The compiler is told the form and does not look."""
+    one = make(scale(way("other", by=by)))
+    row = one.check("scale", given)[1]
+    assert row.why_not.startswith("a result that is (4, 3) ") and says in row.why_not and one.dropped
+
+
+def test_nothing_is_measured_of_no_rows(make, measured):
+    one = make(scale(way("a")))
+    with pytest.raises(ValueError, match="no rows"):
+        one.measure("scale", lambda: given(0))
+
+
+def test_times_that_cannot_be_kept_hold_for_the_process(make, measured, monkeypatch, capsys):
+    one = make(scale(way("a")))
+    measured(definition=9, a=5)
+    monkeypatch.setattr(Times, "add", refusing(PermissionError("read-only")))
+    one.measure("scale", given)
+    assert "for this process alone" in capsys.readouterr().out and called(one, *given()) == "a"
+    assert called(make(scale(way("a"))), *given()) == "definition"
+
+
 @pytest.mark.parametrize(
     "by",
     [
@@ -222,9 +259,42 @@ def test_an_operator_that_writes_is_compiled_as_one(make):
     )
     one, cache, x = make(operator), torch.zeros(4, 3), torch.randn(2, 3)
     with torch.no_grad():
-        torch.library.opcheck(one.keep, (cache, x))
+        torch.library.opcheck(torch.ops.test_dispatch.keep.default, (cache, x))
         y = torch.compile(lambda cache, x: one.keep(cache, x) * 2, fullgraph=True, backend="aot_eager")(cache, x)
     assert torch.equal(y, (x + 1) * 2) and torch.equal(cache[:2], x) and not cache[2:].any()
+
+
+def test_a_call_without_torch_s_dispatcher_gives_way_where_it_would_be_missed(make, measured):
+    """What traces, fakes, transforms or stands for a tensor must see the operator, not what is inside."""
+    one = make(scale(way("a")))
+    measured(definition=9, a=5)
+    one.measure("scale", given)
+    x, w = given()
+    seen = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            seen.append(str(op))
+            return op(*args, **(kwargs or {}))
+
+    with torch.no_grad():
+        assert called(one, x, w) == "a", "the choice is known from here on"
+        assert called(one, x, torch.nn.Parameter(w)) == "a"
+        with Mode():
+            one.scale(x, w)
+        assert seen[0] == "test_dispatch.scale.default"
+        nodes = [str(node.target) for node in make_fx(one.scale)(x, w).graph.nodes]
+        assert "test_dispatch.scale.default" in nodes
+        with FakeTensorMode() as fake:
+            faked = fake.from_tensor(x), fake.from_tensor(w)
+        RAN.clear()
+        assert isinstance(one.scale(*faked), FakeTensor), "outside its mode, too"
+        assert one.scale(x.to("meta"), w.to("meta")).device.type == "meta" or RAN
+        for wrong in ((x,), (x, "w"), (x.numpy(), w)):
+            with pytest.raises(RuntimeError, match="missing value for argument 'w'|Expected a value of type 'Tensor'"):
+                one.scale(*wrong)
+        assert torch.equal(one.scale(x, w=w), x * w)
+        assert torch.equal(one.scale(x[0], w), x[0] * w), "fewer dimensions than the key asks for"
 
 
 def test_gradients_are_refused_in_a_sentence(make):
@@ -282,6 +352,8 @@ BROKEN = {
     "no number": json.dumps({"about": {}, "times": {"scale": {"k": {"4": {"a": "fast"}}}}}),
     "negative": json.dumps({"about": {}, "times": {"scale": {"k": {"4": {"a": -1.0}}}}}),
     "not a number": '{"about": {}, "times": {"scale": {"k": {"4": {"a": NaN}}}}}',
+    "no rows": json.dumps({"about": {}, "times": {"scale": {"k": {"0": {"a": 1.0}}}}}),
+    "rows in words": json.dumps({"about": {}, "times": {"scale": {"k": {"four": {"a": 1.0}}}}}),
     "flat": json.dumps({"about": {}, "times": {"scale": 3}}),
 }
 
@@ -439,14 +511,100 @@ def test_a_model_says_the_same_of_a_token_whether_it_was_in_the_prompt_or_came_a
                 assert (logits.double() - whole).abs().max() < 5e-3 * whole.abs().max()
 
 
-def test_kernels_refuse_what_they_would_misread():
+MISREAD = {
+    "strides of w": lambda x, n, w: (x, n, w.T.contiguous().T),
+    "norm of one": lambda x, n, w: (x, n[:1], w),
+    "w of another K": lambda x, n, w: (x, n, w[:, :56].contiguous()),
+    "w in fp32": lambda x, n, w: (x, n, w.float()),
+    "norm in fp32": lambda x, n, w: (x, n.float(), w),
+    "two rows": lambda x, n, w: (x.repeat(2, 1), n, w),
+    "another device": lambda x, n, w: (x, n, w.to("meta")),
+    "begins between 16 bytes": lambda x, n, w: (half(65)[1:][None], n, w),
+}
+
+
+@pytest.mark.parametrize("kernel", [BLOCK.norm_linear_row, BLOCK.norm_linear_row_cuda, BLOCK.norm_swiglu_row_cuda])
+@pytest.mark.parametrize("change", MISREAD.values(), ids=MISREAD)
+def test_a_row_kernel_refuses_what_it_would_misread(kernel, change):
     x, norm, w, eps = norm_linear(1, 64, 32)
+    with pytest.raises(ValueError, match=r"these kernels|where .* is due"):
+        kernel(*change(x, norm, w), eps)
+
+
+def test_kernels_refuse_what_they_would_misread():
+    x, w = half(1, 64), half(64, 64)
+    qkv, keys, values, angles, at, heads = decode_attention(3, 4, 2, 32, 16)
+    prompt = half(5, qkv.shape[1])
     for call in (
-        lambda: BLOCK.norm_linear_row(x, norm, w.T.contiguous().T, eps),
-        lambda: BLOCK.linear_add_row(half(1, 128)[:, ::2], w, half(1, 32)),
+        lambda: BLOCK.linear_add_row(half(1, 128)[:, ::2], w, half(1, 64)),
+        lambda: BLOCK.linear_add_row(x, w, half(1, 128)),
+        lambda: BLOCK.linear_add_row(x, w, x),
+        lambda: BLOCK.linear_add_row_cuda(x, w, w[:1]),
+        lambda: BLOCK.linear_add_06(half(2, 64), w, half(1, 64)),
         lambda: BLOCK.swiglu(half(4, 96)[:, :64]),
-        lambda: BLOCK.decode_attention_row(*[t.mT.contiguous().mT if i == 1 else t for i, t in
-                                             enumerate(decode_attention(3, 4, 2, 32, 16))]),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match="contiguous tensors"):
+        lambda: BLOCK.rms_norm_rows(half(2, 64), half(1), 1e-5),
+        lambda: BLOCK.product(half(2, 64), half(8, 56)),
+        lambda: BLOCK.decode_attention_row(qkv, keys.mT.contiguous().mT, values, angles, at, heads),
+        lambda: BLOCK.decode_attention_row(qkv, keys, values, angles[:, :16].contiguous(), at, heads),
+        lambda: BLOCK.decode_attention_row(qkv, keys, values, angles, at.int(), heads),
+        lambda: BLOCK.decode_attention_row(qkv, keys, values, angles, at, 5),
+        lambda: BLOCK.decode_attention_row(qkv, keys, keys, angles, at, heads),
+        lambda: BLOCK.decode_attention_row(half(1, 192), half(2, 32, 24), half(2, 32, 24), half(2, 32, 12), at, 4),
+        lambda: BLOCK.rotate_and_keep(half(40, qkv.shape[1]), keys, values, angles, heads),
+        lambda: BLOCK.rotate_and_keep(prompt, keys, values[:1], angles, heads),
+    ):
+        with pytest.raises(ValueError, match=r"these kernels|where .* is due|do not fit|this kernel takes"):
             call()
+
+
+@pytest.mark.parametrize("position", [-1, 32, 2**40])
+def test_a_position_outside_the_cache_touches_nothing(position):
+    qkv, keys, values, angles, at, heads = decode_attention(0, 4, 2, 32, 16)
+    before = keys.clone(), values.clone()
+    out = BLOCK.decode_attention_row(qkv, keys, values, angles, at.fill_(position), heads)
+    assert out.isnan().all() and torch.equal(keys, before[0]) and torch.equal(values, before[1])
+    assert not BLOCK.decode_attention_row(qkv, keys, values, angles, at.fill_(3), heads).isnan().any()
+
+
+def test_the_library_s_other_attention_is_the_compiler_s_to_trace():
+    """FlashAttention and FlexAttention on the device of a token: one graph each, with one node for attention."""
+    args = decode_attention(3, 6, 2, 32, 16)
+    with torch.no_grad():
+        exact = BLOCK.decode_attention(*[t.clone() if torch.is_tensor(t) else t for t in args])
+        flex = torch.compile(BLOCK.decode_attention_flex, fullgraph=True, backend="eager")
+        torch.testing.assert_close(flex(*args), exact, rtol=2e-2, atol=2e-3)
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            faked = [fake.from_tensor(t) if torch.is_tensor(t) else t for t in args]
+            assert BLOCK.decode_attention_flash(*faked).shape == exact.shape
+
+
+@pytest.mark.skipif(not machine.gpu(), reason="CUDA graphs")
+def test_a_graph_that_is_recorded_before_the_first_call_holds_the_definition(make, measured, capsys):
+    one, (x, w) = make(scale(way("a"))), [t.cuda() for t in given()]
+    measured(definition=9, a=5)
+    one.measure("scale", lambda: (x, w))
+    graph, wide = torch.cuda.CUDAGraph(), x.repeat(2, 1)
+    x + w, wide * w
+    RAN.clear()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = one.scale(wide, w)
+    graph.replay()
+    assert RAN == ["definition"] and torch.equal(y, wide * w) and "its definition" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not machine.gpu(), reason="CUDA graphs")
+def test_one_kernel_for_attention_is_warmed_up_inside_reduce_overhead():
+    """What outlives its first call does not lie in a graph's memory: no call comes before torch.compile's own."""
+    BLOCK._zeros.cache_clear()
+    args = decode_attention(3, 6, 2, 64, 16)
+    exact = BLOCK.decode_attention(*args)
+    block = Dispatcher("test_warm", BLOCK.OPERATORS)
+    block._measured = {"decode_attention": {str(block.operators["decode_attention"].key(*args)[1]): {
+        "64": {"one kernel": 1.0}}}}  # fmt: skip
+    with torch.no_grad():
+        for t in args[:-1]:
+            torch._dynamo.mark_static_address(t)  # as a module's buffers are: else a graph may not write them
+        fn = torch.compile(lambda *a: block.decode_attention(*a) + 0, fullgraph=True, mode="reduce-overhead")
+        for _ in range(4):
+            torch.testing.assert_close(fn(*args), exact, rtol=2e-2, atol=2e-3)
+    assert not block.dropped
