@@ -28,7 +28,8 @@ def library(x, weight, eps):
     return torch.nn.functional.rms_norm(x, (x.shape[1],), weight, eps)
 
 
-RMSNORM = author.task("rmsnorm", large, library)
+AS_GIVEN = author.task("rmsnorm", large, library)
+RMSNORM = replace(AS_GIVEN, exercise=replace(AS_GIVEN.exercise, seconds=60))  # other tests may be at work beside these
 QUICK = replace(RMSNORM, exercise=replace(RMSNORM.exercise, seconds=4))  # the endless loop is given up sooner
 
 
