@@ -1,6 +1,7 @@
 """TVM, JAX, MAX and CuTe DSL, each in processes of their own; what keeps them from running here, and what mends it.
 
     apart.run("tvm", stages, 256, 512)      # stages: a function of this notebook that imports tvm inside
+    apart.ahead("tvm", stages, 256, 512)    # begun, not waited for: that `run`, when it comes, takes what comes of it
 
 The text of the function travels, with what it needs, into a fork of a process that has the package imported, and a
 value that JSON can carry comes back. So a compiler that crashes takes no notebook with it, JAX leaves the GPU's memory
@@ -8,10 +9,14 @@ to PyTorch, and none of them has to be installed for the rest of a lesson.
 """
 
 import importlib.util
+import os
 import platform
+import queue
 import re
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache
 
 from . import child, machine, source
@@ -41,13 +46,55 @@ def run(package: str, fn: Callable, *args, seconds: float = 300, env: dict | Non
     name = _NAMES.get(package, "PyTorch")
     if package in _NAMES and (lacking := problem(package)):
         raise lacking
-    call = f"{fn.__name__}({', '.join(map(repr, args))})"
+    job = _job(package, fn, args, env)
     with show.working(f"{name}: {fn.__name__}"):
-        loaded = package if package in _NAMES else ""
-        done = child.run(source.of(fn), call, packages=loaded, seconds=seconds, env=env)
+        begun = _begun.pop(repr(job), None)
+        waits = begun is None or begun.cancel()  # its turn has not come: then it is ours
+        done = child.run(**job, seconds=seconds) if waits else begun.result()
     if not done.ok:
         raise Failed(f"{name} did not get through {fn.__name__}: {_short(done.why())}")
     return done.value
+
+
+def ahead(package: str, fn: Callable, *args, seconds: float = 300, env: dict | None = None) -> None:
+    """Begin this `run` and do not wait: the next one of the same text, values and `env` takes what comes of it.
+
+    Nothing is begun where the package cannot run here, which that `run` will say.
+    """
+    if package not in _NAMES or not problem(package):
+        job = _job(package, fn, args, env)
+        _begun[repr(job)] = later(lambda: child.run(**job, seconds=seconds))
+
+
+def later(work: Callable[[], object]) -> Future:
+    """Have `work()` done by a thread while this one goes on: as many at a time as there are cores, the first first."""
+    future = Future()
+    _waiting.put((future, work))
+    if len(_threads) < (os.cpu_count() or 1):
+        _threads.append(threading.Thread(target=_serve, daemon=True))  # daemon: no end of a notebook waits for it
+        _threads[-1].start()
+    return future
+
+
+_begun: dict[str, Future] = {}
+_waiting: queue.SimpleQueue = queue.SimpleQueue()
+_threads: list[threading.Thread] = []
+
+
+def _serve() -> None:
+    while True:
+        future, work = _waiting.get()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as why:
+                future.set_exception(why)
+
+
+def _job(package: str, fn: Callable, args: tuple, env: dict | None) -> dict:
+    """What `child.run` is given."""
+    call = f"{fn.__name__}({', '.join(map(repr, args))})"
+    return {"text": source.of(fn), "call": call, "packages": package if package in _NAMES else "", "env": env}
 
 
 def _short(said: str) -> str:

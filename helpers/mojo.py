@@ -18,10 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from filelock import FileLock
@@ -60,6 +58,14 @@ class Kernel:
         if not self.arch.startswith("sm_"):
             raise ValueError(f"{self.name} is compiled for {self.arch}; PTX is for NVIDIA's GPUs.")
         return cuda.PtxModule(self.text)
+
+    def problem(self) -> machine.NotReady | None:
+        """What keeps it from being launched here; None where nothing does, as always in CPU mode."""
+        here = machine.here().arch
+        if not machine.gpu() or self.arch.rstrip("af") == here.rstrip("af"):
+            return None
+        sentence = f"The PTX of {self.name} is for {self.arch}, and this GPU is {here}."
+        return machine.NotReady(sentence, apart.INSTALL if problem() else "")
 
     def launcher(self) -> "cuda.Kernel":
         """The kernel, to be launched: `kernel(grid, block, args)`, on torch tensors."""
@@ -120,15 +126,13 @@ def build(code: str, arch: str, *, main: str = "", seconds: float = 300) -> Buil
 
 
 def ahead(wanted: Iterable[tuple[str, str]]) -> None:
-    """Compile several (code, arch) side by side, so that `build` finds them; what is refused is left for it to say."""
+    """Begin to compile (code, arch) pairs and do not wait: `build` then finds them, or waits for its own alone.
 
-    def one(pair):
-        with suppress(CompileError):
-            build(*pair)
-
+    What is refused is left for `build` to say.
+    """
     if not problem():
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(one, wanted))
+        for code, arch in wanted:
+            apart.later(partial(build, code, arch))
 
 
 def module(code: str, name: str, *, seconds: float = 300):

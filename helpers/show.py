@@ -149,7 +149,13 @@ def progress(work: Iterable | int, label: str, total: int | None = None) -> Iter
 
 @contextmanager
 def working(label: str) -> Iterator[None]:
-    """Show, once two seconds have passed, that something of unknown length is going on, until it ends."""
+    """Show, once two seconds have passed, that something of unknown length is going on, until it ends.
+
+    Of what another thread does nothing is shown: it would stand in whichever cell runs then.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     handle = display(_Both("", ""), display_id=True) if get_ipython() else None
     bar = _Both(f"{_escape(label)} <progress></progress>", f"{label} ...")
     timer = threading.Timer(2, handle.update if handle else print, [bar])

@@ -15,6 +15,14 @@ def twice(n):
     return 2 * n
 
 
+def counted(folder):
+    from pathlib import Path
+
+    with Path(folder, "runs").open("a") as file:
+        file.write("x")
+        return file.tell()
+
+
 def crash():
     import os
 
@@ -51,6 +59,28 @@ def test_what_loads_ahead_is_the_process_that_will_be_asked(monkeypatch):
     assert begun == [{"packages": "jax"}]  # TVM has a problem here, and is left alone
     apart.warm("torch")
     assert begun[1:] == [{}]
+
+
+def test_what_is_begun_ahead_is_not_run_again(tmp_path):
+    apart.ahead("torch", counted, str(tmp_path))
+    assert apart.run("torch", counted, str(tmp_path)) == 1  # the one that was begun
+    assert apart.run("torch", counted, str(tmp_path)) == 2  # it is taken once
+    apart.ahead("torch", crash)
+    apart.ahead("torch", counted, str(tmp_path), env={"OTHER": "1"})
+    with pytest.raises(apart.Failed, match="SIGABRT"):  # said where the result is asked for
+        apart.run("torch", crash)
+    assert apart.run("torch", counted, str(tmp_path)) in (3, 4)  # not in this environment: for itself
+    assert apart.run("torch", counted, str(tmp_path), env={"OTHER": "1"}) in (3, 4)
+    assert not apart._begun
+
+
+def test_what_is_asked_for_before_its_turn_does_not_wait_for_it(monkeypatch):
+    monkeypatch.setattr(apart, "_threads", [None] * 1000)  # none is free
+    monkeypatch.setattr(apart, "_waiting", apart.queue.SimpleQueue())
+    apart.ahead("torch", twice, 21)
+    assert apart.run("torch", twice, 21) == 42
+    future, work = apart._waiting.get()
+    assert future.cancelled()  # and nobody does it again
 
 
 @tvm_is_here

@@ -2,11 +2,13 @@
 
 import platform
 import sys
+import time
+import types
 
 import pytest
 import torch
 
-from helpers import apart, cuda, machine, mojo
+from helpers import apart, cuda, machine, mojo, source
 
 mojo_is_here = pytest.mark.skipif(mojo.problem() is not None, reason="Mojo is not installed")
 
@@ -114,7 +116,13 @@ def test_what_mojo_refuses_is_said_at_the_readers_line(monkeypatch, tmp_path):
     assert "mma(sum" in PRODUCT.splitlines()[line - 1] and "no valid implementation" in message
 
 
-@mojo_is_here
+def _until(holds, seconds=10):
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+    return holds()
+
+
 def test_what_is_refused_ahead_keeps_no_other_from_being_compiled(monkeypatch):
     asked = []
 
@@ -127,12 +135,35 @@ def test_what_is_refused_ahead_keeps_no_other_from_being_compiled(monkeypatch):
     monkeypatch.setattr(mojo, "problem", lambda: None)
     wanted = [("wrong", "sm_90a"), ("right", "sm_90a"), ("right", "gfx942")]
     mojo.ahead(wanted)
-    assert sorted(asked) == sorted(wanted)
+    assert _until(lambda: sorted(asked) == sorted(wanted))
     monkeypatch.setattr(mojo, "problem", lambda: machine.NotReady("no Mojo", "make lab"))
     mojo.ahead(wanted)
+    apart.later(lambda: None).result(10)
     assert len(asked) == 3
 
 
+@pytest.mark.parametrize(
+    ("target", "here", "fits"),
+    [("sm_90a", "sm_90", True), ("sm_86", "sm_86", True), ("sm_100a", "sm_100", True), ("sm_90a", "sm_75", False)],
+)
+def test_ptx_for_another_card_is_not_launched_and_said_so(monkeypatch, target, here, fits):
+    kernel = mojo.Kernel("softmax", "entry", target, "")
+    assert kernel.problem() is None  # in CPU mode each runs
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    monkeypatch.setattr(machine, "here", lambda: types.SimpleNamespace(arch=here))
+    lacking = kernel.problem()
+    assert (lacking is None) == fits
+    assert fits or f"softmax is for {target}, and this GPU is {here}" in str(lacking)
+
+
+@pytest.mark.parametrize("name", ["max_stages", "max_both_ways"])
+def test_what_lesson_11_begins_ahead_is_what_it_asks_for_later(name):
+    """Else it would be compiled twice: the text of a function as loaded, and as a cell that was run has it."""
+    path, text = source.saved("11_mojo_max", name)
+    assert path.parent.name == "notebooks" and source.of(source.load("11_mojo_max", name)) == text
+
+
+@mojo_is_here
 def test_a_program_prints_and_one_that_fails_says_so():
     assert mojo.run("def main():\n    print(6 * 7)\n") == "42\n"
     with pytest.raises(mojo.Failed, match="too large"):
