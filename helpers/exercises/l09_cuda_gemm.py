@@ -381,8 +381,9 @@ _STEPS = re.compile(
 )
 
 
-def _steps(ptx: str) -> tuple[str, list[str]]:
-    """What a kernel does, a letter an instruction, and what each of its outermost loops around products does.
+def _steps(ptx: str) -> tuple[str, list[str], str]:
+    """What a kernel does, a letter an instruction; what each of its outermost loops around products does, and what
+    stands before the first of them.
 
     W waits at an mbarrier, M multiplies, C commits, F waits for products, T asks for a tile; B is a barrier at which a
     warp can tell others that it is done: one of a block, or a plain arrival.
@@ -396,7 +397,7 @@ def _steps(ptx: str) -> tuple[str, list[str]]:
         elif "M" in steps[(begin := labels.get(found["to"], len(steps))) :]:
             loops.add((begin, len(steps)))
     outer = [a for a in loops if not any(a != b and b[0] <= a[0] and a[1] <= b[1] for b in loops)]
-    return steps, [steps[begin:end] for begin, end in outer] or [steps]
+    return steps, [steps[begin:end] for begin, end in outer] or [steps], steps[: min(outer, default=(None,))[0]]
 
 
 def _each_turn(*letters: str) -> Callable:
@@ -406,10 +407,32 @@ def _each_turn(*letters: str) -> Callable:
 
 def _refills_after_a_barrier(kernels: list) -> bool:
     """Whether one kernel has a barrier for this, and where products and copies share a loop it lies between them."""
-    for steps, turns in (_steps(k.ptx) for k in kernels):
+    for steps, turns, _ in (_steps(k.ptx) for k in kernels):
         if steps.count("B") > 1 and not any(re.search("M[^B]*T", 2 * turn) for turn in turns):
             return True
     return False
+
+
+def _waits_at_two(kernels: list) -> bool:
+    """Whether one kernel waits at more than one mbarrier, as far as addresses are constants."""
+    return any(len(at := _waited(k.ptx)) > 1 or not all(at) for k in kernels)
+
+
+def _waited(ptx: str) -> set[str]:
+    """The addresses that a kernel waits at: a name and what is added to it, or "" for what is not constant."""
+    made: dict[str, list] = {}
+    for name, register, given in re.findall(r"^\s*(?:\{[^}\n]*;\s*)?(\w+)[\w.:]*\s+(%\w+), ([^;]*);", ptx, re.M):
+        made.setdefault(register, []).append((name, given.split(", ")))
+
+    def address(register: str) -> str:
+        match made.get(register, []):
+            case [("mov" | "cvta" | "cvt", [one])]:
+                return address(one) if one[0] == "%" else one
+            case [("add", [one, number])] if number.isdigit() and (base := address(one)):
+                return f"{base}+{number}"
+        return ""
+
+    return {address(r) for r in re.findall(r"\bmbarrier\.(?:try|test)_wait[^;\[]*\[(%\w+)\]", ptx)}
 
 
 two_stages = Exercise(
@@ -458,6 +481,20 @@ two_stages = Exercise(
                 "race",
                 "Between the products of a turn and the next `load` the compiled kernel has no barrier of all warps: a "
                 "stage may be filled again while others still multiply what it holds.",
+            ),
+            Look(
+                "a tile that is asked for before the first turn",
+                lambda kernels: any("T" in _steps(k.ptx)[2] for k in kernels),
+                "too-slow",
+                "The compiled kernel asks for no tile before its first turn, so each turn waits for its own tiles, and "
+                "nothing arrives while products are made: fill both stages first.",
+            ),
+            Look(
+                "waits at more than one mbarrier",
+                _waits_at_two,
+                "too-slow",
+                "The compiled kernel waits at one mbarrier only, so it has a single stage: let odd turns use the other "
+                "one, with its tiles and its mbarrier.",
             ),
             Look(
                 "functions that return what they should",
