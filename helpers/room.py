@@ -135,7 +135,8 @@ def table(folder: Path) -> str:
         for name in dict.fromkeys(sorted(p.exercise for p in every))
     ]
     learners = len({p.learner for p in every})
-    said = f"{learners} learners, {len(open_)} exercises open, {len(every) - len(open_)} passed, {_now():%H:%M:%S} UTC"
+    said = f"{learners} learner{'s' * (learners != 1)}, {len(open_)} exercise{'s' * (len(open_) != 1)} open, "
+    said += f"{len(every) - len(open_)} passed, {_now():%H:%M:%S} UTC"
     parts = [show.table(open_, caption=said), show.table(rows), "\n".join(logged(folder))]
     return _plain("\n\n".join(filter(None, map(str, parts))))
 

@@ -127,7 +127,7 @@ def test_what_a_learner_left_may_be_anything(apart, capsys):
     (apart / "loud.log").write_text("\x1b[2J\x1b]0;title\x07said\n")
     assert __main__.main(["room", str(apart), "--once"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("1 learners, 1 exercises open") and "said" in said and "\x1b" not in said
+    assert said.startswith("1 learner, 1 exercise open") and "said" in said and "\x1b" not in said
     assert __main__.main(["room", str(apart), "--json"]) == 0
     assert [place["learner"] for place in json.loads(capsys.readouterr().out)] == ["ada"]
 
