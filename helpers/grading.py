@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import re
+import stat
 import sys
 import textwrap
 import threading
@@ -85,12 +86,13 @@ def found(paths: Iterable[Path]) -> list[Path]:
 def asked(path: Path) -> list[exercises.Exercise] | Row:
     """The exercises of a notebook's lab: by its file name, else by what its cells check. A row where there are none."""
     try:
-        if path.is_symlink() or not path.is_file():  # whose text it leads to, nobody knows; a pipe never ends
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode):  # whose text it leads to, nobody knows; a pipe never ends
             return _broken(path, "exception", "It is a link or no plain file: the notebook itself must be handed in.")
-        if not (size := path.stat().st_size):
+        if not found.st_size:
             return _broken(path, "syntax", "The file is empty.")
-        if size > MOST_BYTES:
-            said = f"The file has {size >> 20} MB, more than {MOST_BYTES >> 20}: save it with its outputs cleared."
+        if found.st_size > MOST_BYTES:
+            said = f"The file has {found.st_size >> 20} MB, more than {MOST_BYTES >> 20}: save it without outputs."
             return _broken(path, "memory", said)
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

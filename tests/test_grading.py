@@ -114,7 +114,7 @@ def row(path, message="A message.") -> grading.Row:
         (os.mkfifo, "a link or no plain file"),
         (lambda path: path.mkdir(), "a link or no plain file"),
         (lambda path: path.write_text("[" * 100_000), "JSON, but no notebook"),
-        (lambda path: large(path, grading.MOST_BYTES + 1), "save it with its outputs cleared"),
+        (lambda path: large(path, grading.MOST_BYTES + 1), "save it without outputs"),
         (lambda path: path.write_text(cells("x = 1\n" * 50_000)), "300,000 characters of code"),
     ],
 )

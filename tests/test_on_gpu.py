@@ -138,6 +138,7 @@ def test_an_item_that_hangs_fails_and_leaves_nothing_behind(card, capsys, monkey
     assert gone(forked)
 
 
+@pytest.mark.slow  # each is a pytest of its own, with a kernel
 def test_notebooks_run_under_nbval(card, capsys, tmp_path):
     """With what tests/nbval_fixes.py adds, so that one that only warns fails too."""
     for folder, code in (("notebooks", "import sys; print('a warning', file=sys.stderr)"), ("labs", "print(1)")):
