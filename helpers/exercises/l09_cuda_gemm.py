@@ -383,7 +383,7 @@ _STEPS = re.compile(
 
 def _steps(ptx: str) -> tuple[str, list[str], str]:
     """What a kernel does, a letter an instruction; what each of its outermost loops around products does, and what
-    stands before the first of them.
+    stands outside of them.
 
     W waits at an mbarrier, M multiplies, C commits, F waits for products, T asks for a tile; B is a barrier at which a
     warp can tell others that it is done: one of a block, or a plain arrival.
@@ -397,7 +397,8 @@ def _steps(ptx: str) -> tuple[str, list[str], str]:
         elif "M" in steps[(begin := labels.get(found["to"], len(steps))) :]:
             loops.add((begin, len(steps)))
     outer = [a for a in loops if not any(a != b and b[0] <= a[0] and a[1] <= b[1] for b in loops)]
-    return steps, [steps[begin:end] for begin, end in outer] or [steps], steps[: min(outer, default=(None,))[0]]
+    outside = "".join(letter for i, letter in enumerate(steps) if not any(a <= i < b for a, b in outer))
+    return steps, [steps[begin:end] for begin, end in outer] or [steps], outside
 
 
 def _each_turn(*letters: str) -> Callable:
@@ -483,10 +484,10 @@ two_stages = Exercise(
                 "stage may be filled again while others still multiply what it holds.",
             ),
             Look(
-                "a tile that is asked for before the first turn",
+                "a tile that is asked for ahead of the turns",
                 lambda kernels: any("T" in _steps(k.ptx)[2] for k in kernels),
                 "too-slow",
-                "The compiled kernel asks for no tile before its first turn, so each turn waits for its own tiles, and "
+                "The compiled kernel asks for tiles in its turns alone, so each turn waits for its own tiles, and "
                 "nothing arrives while products are made: fill both stages first.",
             ),
             Look(
