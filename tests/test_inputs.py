@@ -3,10 +3,13 @@
 In CPU mode, where the interpreter also refuses accesses outside a tensor and races.
 """
 
+import itertools
+import math
+
 import pytest
 import torch
 
-from helpers import machine, source
+from helpers import ROOT, machine, source
 from helpers.exercises import far, padded, spaced, turned
 
 pytestmark = pytest.mark.skipif(machine.gpu(), reason="the interpreter checks every access")
@@ -121,9 +124,111 @@ def test_attention_of_any_length(queries, keys):
         assert answered(lambda *x, c=causal: call(*x, c), attended(q, k, v, causal), q, k, v), causal
 
 
-def test_attention_beyond_2_31_elements():
+def lying(x, axis):
+    """x, its slices along `axis` so far apart that the third is beyond element 2**31."""
+    x = x.movedim(axis, 0)
+    return far(x.flatten(1)).unflatten(1, x.shape[1:]).movedim(0, axis)
+
+
+def rows_apart(x, stride):
+    """The rows of x (3 of them) `stride` elements apart, which is a multiple of 64."""
+    out = far(x, 2 * (stride - 64))
+    assert out.stride(0) == stride
+    return out
+
+
+FAR = {"q": (True, False, False), "k": (False, True, False), "v": (False, False, True), "all": (True, True, True)}
+
+
+@pytest.mark.parametrize("which", FAR)
+@pytest.mark.parametrize("axis", [0, 1, 2], ids=["sequences", "heads", "tokens"])
+def test_attention_beyond_2_31_elements(which, axis):
     call = source.load("07_triton_attention", "flash")
-    rows = far(normal(3, 20 * 32))  # three sequences, the last beyond element 2**31
-    q = rows.unflatten(1, (1, 20, 32))
-    assert q.stride(0) * 2 > 2**31
-    assert answered(call, attended(q, q, q), q, q, q)
+    shape = [2, 2, 20, 32]
+    shape[axis] = 3
+    given = (normal(*shape) for _ in range(3))
+    q, k, v = (lying(x, axis) if apart else x for x, apart in zip(given, FAR[which], strict=True))
+    assert q.stride(axis) * 2 > 2**31 or which in "kv"
+    for causal in (False, True):
+        want = attended(*(x.contiguous() for x in (q, k, v)), causal)
+        assert answered(lambda *x, c=causal: call(*x, c), want, q, k, v), causal
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_results_of_attention_beyond_2_31_elements(group):
+    """`flash` makes its result contiguous, so that one whose heads hold 2**31 elements would be that large."""
+    kernel = source.load("07_triton_attention", "flash_kernel")
+    q, k, v = normal(1, 3, 20, 32), *(normal(1, 3 // group, 20, 32) for _ in range(2))
+    o = lying(torch.zeros_like(q), 1)
+    strides = [stride for x in (q, k, v, o) for stride in x.stride()[:3]]
+    scale2 = 32**-0.5 / math.log(2)
+    kernel[(1, 3)](q, k, v, o, *strides, 3, 20, 20, scale2, GROUP=group, CAUSAL=False, D=32, BM=32, BN=16)
+    assert torch.allclose(o.double(), attended(q, k, v), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("which", FAR)
+@pytest.mark.parametrize("axis", [0, 1], ids=["tokens", "heads"])
+def test_packed_attention_beyond_2_31_elements(which, axis):
+    call = source.load("07_triton_attention", "packed")
+    given = (normal(3, 3, 32) for _ in range(3))
+    q, k, v = (lying(x, axis) if apart else x for x, apart in zip(given, FAR[which], strict=True))
+    for starts in ([0, 1, 1, 3], [0, 3]):
+        parts = [[x[a:b].transpose(0, 1)[None].contiguous() for x in (q, k, v)] for a, b in itertools.pairwise(starts)]
+        want = torch.cat([attended(*part)[0].transpose(0, 1) for part in parts])
+        start = torch.tensor(starts, dtype=torch.int32)
+        assert answered(lambda *x, start=start: call(*x, start, 3), want, q, k, v), starts
+
+
+def test_decoding_beyond_2_31_elements():
+    """Many heads times splits: the kernels' own arguments say so, and the memory between them is not there."""
+    split, combine = (source.load("07_triton_attention", f"decode_{name}") for name in ("split", "combine"))
+    apart, dim, tokens = 2**24 + 64, 64, 20  # heads of a group, or splits, of which 16 are asked for
+    q, (k, v) = normal(3, 16 * dim), (normal(3, tokens, dim) for _ in range(2))
+    part, top, total = (
+        rows_apart(torch.zeros(3, 16 * dim), apart * dim),
+        *(rows_apart(torch.zeros(3, 16), apart) for _ in range(2)),
+    )
+    split[(1, 3)](
+        rows_apart(q, apart * dim), k, v, part, top, total, torch.full((3,), tokens, dtype=torch.int32), 0.1, tokens, 1,
+        GROUP=apart, ROWS=16, DIM=dim, BLOCK=16,
+    )  # fmt: skip
+    s = q.unflatten(1, (16, dim)).double() @ k.double().mT * (0.1 * math.log(2))
+    want = s.softmax(-1) @ v.double()
+    assert torch.allclose(part.unflatten(1, (16, dim)).double() / total[..., None], want, rtol=4e-3, atol=4e-3)
+
+    out = torch.zeros(3, dim)  # as if the sixteen rows of each were sixteen splits of one head
+    combine[(3,)](part, top, total, out, apart, DIM=dim, SPLITS=16)
+    weight = total * torch.exp2(top - top.amax(1, keepdim=True))
+    want = (want * (weight / weight.sum(1, keepdim=True))[..., None]).sum(1)
+    assert torch.allclose(out.double(), want, rtol=4e-3, atol=4e-3)
+
+
+def answer(lab, *names):
+    """`names` of the course's answer to a lab."""
+    module = source.run(source.notebook(ROOT / "solutions" / f"{lab}.ipynb", *names), lab)
+    return [getattr(module, name) for name in names]
+
+
+def test_new_tokens_beyond_2_31_elements():
+    (kernel,) = answer("07_triton_attention", "grouped_attention_kernel")
+    heads, dim = 2**25 + 2, 32  # of which the kernel answers the two of a group
+    q, k, v = normal(3, 2 * dim), normal(20, 1, dim), normal(20, 1, dim)
+    out = rows_apart(torch.zeros(3, 2 * dim, dtype=HALF), heads * dim)
+    kernel[(1, 1)](rows_apart(q, heads * dim), k, v, out, 3, 20, heads, dim, dim, dim**-0.5, 2, D=dim, BLOCK=16)
+    q = q.unflatten(1, (2, dim)).transpose(0, 1)[None]
+    want = attended(q, k.transpose(0, 1)[None], v.transpose(0, 1)[None], causal=True)[0].transpose(0, 1)
+    assert torch.allclose(out.unflatten(1, (2, dim)).double(), want, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("which", ["k", "v"])
+@pytest.mark.parametrize("axis", [0, 1, 2], ids=["pages", "slots", "heads"])
+def test_pages_beyond_2_31_elements(which, axis):
+    (call,) = answer("07_triton_attention", "paged_decode")
+    shape = [2, 16, 2, 32]
+    if axis != 1:
+        shape[axis] = 3
+    k, v, q = normal(*shape), normal(*shape), normal(1, shape[2], 32)
+    table, lengths = torch.arange(shape[0] - 1, -1, -1, dtype=torch.int32)[None], torch.tensor([shape[0] * 16 - 3])
+    inputs = lying(k, axis) if which == "k" else k, lying(v, axis) if which == "v" else v
+    want = attended(q[:, :, None], *(x.flip(0).flatten(0, 1)[: lengths[0]].transpose(0, 1)[None] for x in (k, v)))
+    assert answered(lambda k, v: call(q, k, v, table, lengths.int(), 2), want[:, :, 0], *inputs)
