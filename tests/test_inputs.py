@@ -209,6 +209,13 @@ def answer(lab, *names):
     return [getattr(module, name) for name in names]
 
 
+def test_gated_products_beyond_2_31_elements():
+    (call,) = answer("06_triton_matmul", "gated_matmul")
+    x, gate, up = normal(3, 40), normal(20, 40), normal(20, 40)
+    want = torch.nn.functional.silu(x.double() @ gate.double().T) * (x.double() @ up.double().T)
+    assert answered(call, want, far(x), gate, up)
+
+
 def test_new_tokens_beyond_2_31_elements():
     (kernel,) = answer("07_triton_attention", "grouped_attention_kernel")
     heads, dim = 2**25 + 2, 32  # of which the kernel answers the two of a group
