@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import dispatch, machine, records, source, timing
+from helpers import ROOT, dispatch, machine, records, source, timing
 from helpers.dispatch import Dispatcher, Implementation, Operator, Times
 from helpers.records import Measurement
 
@@ -509,6 +510,15 @@ def test_a_model_says_the_same_of_a_token_whether_it_was_in_the_prompt_or_came_a
             one.prefill()
             for logits in (together, one.decode()):
                 assert (logits.double() - whole).abs().max() < 5e-3 * whole.abs().max()
+
+
+def test_the_lesson_loads_every_kernel_that_it_names():
+    """Cells that only a GPU runs, too: what is loaded is a slice of the file."""
+    cells = json.loads((ROOT / "notebooks" / "12_2_dispatch.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    loaded = source.load("12_2_dispatch", "kernels")
+    named = set(re.findall(r"\bkernels\.([A-Za-z]\w*)", code.replace("12_2_kernels.", "")))
+    assert {"OPERATORS", "linear_add_apart"} <= named and not [name for name in named if not hasattr(loaded, name)]
 
 
 MISREAD = {
