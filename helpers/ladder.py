@@ -104,6 +104,8 @@ def cost() -> list[dict]:
         paths = [ROOT / "notebooks" / name for name in names]
         files = [file for path in paths for file in (sorted(path.glob("*.cu*")) if path.is_dir() else [path])]
         stamps = [int(line) for line in _git("log", "--format=%at", "--", *map(str, paths))]
+        if not stamps:  # files without their history, in some other repository
+            raise machine.NotReady("The course's history is not here.", "git clone it")
         rows.append(
             {
                 "kernels by hand": what,

@@ -26,21 +26,33 @@ from pathlib import Path
 import nbformat
 import psutil
 
-from helpers import ROOT, copies, machine, records
+from helpers import ROOT, copies, exercises, machine, records
 from tests import answers
 
 FOLDERS = ("notebooks", "labs", "solutions")
-TOGETHER, FEW = 15, 6
+TOGETHER, FEW = 30, 12
 """Answers to one exercise that a process judges, and of one of `SLOW`; more of them are shared among several."""
 
-SLOW = ("custom-operator", "max-operator", "paged-decode", "quantise-cache", "two-stages", "weight-gradient")
+SLOW = (
+    "custom-operator", "fusable-norm", "grouped-launch", "max-operator", "paged-decode", "quantise-cache",
+    "specialised-window", "tiled-product", "two-stages", "weight-gradient",
+)  # fmt: skip
 """Exercises whose answers take seven seconds each, or more."""
+
+START, ANSWER, BRIEF_ANSWER = 15, 4, 1.5
+"""Seconds that a process of answers takes to start, and about those of an answer: of a kernel; of a call of the
+library, a choice or a prediction. A guess only where none are recorded."""
+
+LESSONS = {
+    "01_measuring": 70, "11_mojo_max": 150, "12_choosing": 35, "12_2_dispatch": 120, "12_3_models": 60, "13_room": 60,
+}  # fmt: skip
+"""Guesses for lessons of which no seconds are recorded."""
 
 PART_MINUTES = 8.7
 """What a part may take: what would not end by then is not begun, and what has not ended is stopped and left over."""
 
 ITEM_SECONDS = 480
-JOB_CPUS, JOB_BYTES, JOB_GPU_BYTES = 4 / 3, 6 << 30, 10 << 30
+JOB_CPUS, JOB_BYTES, JOB_GPU_BYTES = 8 / 7, 6 << 30, 9 << 30
 """What each of several items at a time takes of a machine's cores, free memory, and free memory of a GPU."""
 
 LESSONS_AT_A_TIME = 2
@@ -79,30 +91,35 @@ class Item:
 
 def items() -> list[Item]:
     """Everything: notebooks under nbval, the answers to each exercise, each file of tests."""
-    pytest, found = ("-m", "pytest", "-q", "-p", "no:cacheprovider"), []
+    pytest, every, found = ("-m", "pytest", "-q", "-p", "no:cacheprovider"), exercises.every(), []
     for folder, guess in zip(FOLDERS, (80, 30, 60), strict=True):
         for path in sorted((ROOT / folder).glob("*.ipynb")):
-            found.append(
-                Item(f"{folder}/{path.name}", (*pytest, "-p", "tests.nbval_fixes", "--nbval-lax", str(path)), guess)
-            )
+            command = (*pytest, "-p", "tests.nbval_fixes", "--nbval-lax", str(path))
+            seconds = LESSONS.get(path.stem, guess) if folder == "notebooks" else guess
+            found.append(Item(f"{folder}/{path.name}", command, seconds))
     for name, count in Counter(answer.exercise for answer in answers.written()).items():
         shares = math.ceil(count / (FEW if name in SLOW else TOGETHER))
         for i in range(1, shares + 1):
             title = f"answers/{name}" + f", {i} of {shares}" * (shares > 1)
-            guess = 15 + 4 * count / shares
+            brief = every[name].form in ("choice", "prediction") or every[name].rung == "library"
+            guess = START + (BRIEF_ANSWER if brief else ANSWER) * count / shares
             found.append(Item(title, ("-m", "tests.answers", name, "--share", f"{i}/{shares}"), guess))
     for path in sorted((ROOT / "tests").glob("test_*.py")):
         command = (*pytest, str(path))
         if path.name == "test_mutants.py":  # what it judges are items of their own, and cells of solutions/
             command += ("-k", "not is_judged_as_it_should_be and not courses_own_answer")
-        found.append(Item(f"tests/{path.name}", command, 30))
+        text = path.read_text()
+        guess = 15 + text.count("\ndef test_") + 10 * text.count("mark.slow")  # those that may be long begin early
+        found.append(Item(f"tests/{path.name}", command, guess))
     return found
 
 
 def share(everything: list[Item], weights: dict[str, float], part: int, parts: int) -> list[Item]:
-    """The items of one of several parts that take equally long: each, from the longest, goes where least is so far."""
+    """The items of one of several parts that take equally long: each, from the longest, goes where least is so far.
+
+    Lessons are dealt out first, and stand first, since few of them run at a time: else they would be a part's end."""
     loads, chosen = [0.0] * parts, []
-    for item in sorted(everything, key=lambda item: (-weights.get(item.name, item.guess), item.name)):
+    for item in sorted(everything, key=lambda item: (not item.is_lesson, -weights.get(item.name, item.guess), item.name)):
         least = loads.index(min(loads))
         loads[least] += weights.get(item.name, item.guess)
         if least == part - 1:
@@ -231,7 +248,7 @@ class Summary:
 
 @dataclass
 class Room:
-    """Threads that run items, the longest first, each on the GPU that has least to do."""
+    """Threads that run items in the order of `share`, each on the GPU that has least to do."""
 
     todo: list[Item]
     summary: Summary

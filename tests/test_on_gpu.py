@@ -36,6 +36,15 @@ def test_parts_take_equally_long_and_leave_nothing_out(weights):
     assert sorted(item.name for part in parts for item in part) == sorted(item.name for item in everything)
     loads = [sum(weights.get(item.name, item.guess) for item in part) for part in parts]
     assert max(loads) < 1.05 * min(loads)
+    for part in parts:  # few lessons run at a time: they begin first, and no part has many more than its share
+        lessons = [item.is_lesson for item in part]
+        assert lessons == sorted(lessons, reverse=True) and sum(lessons) >= 3
+
+
+def test_guesses_are_of_lessons_and_exercises_that_there_are():
+    assert {ROOT / "notebooks" / f"{name}.ipynb" for name in on_gpu.LESSONS} <= set(ROOT.glob("notebooks/*.ipynb"))
+    guesses = {item.name.partition(",")[0]: item.guess for item in on_gpu.items()}
+    assert guesses["answers/attention-backend"] < guesses["answers/k-loop"]
 
 
 def test_shares_of_the_answers_are_all_of_them(monkeypatch, capsys):
