@@ -119,7 +119,9 @@ def share(everything: list[Item], weights: dict[str, float], part: int, parts: i
 
     Lessons are dealt out first, and stand first, since few of them run at a time: else they would be a part's end."""
     loads, chosen = [0.0] * parts, []
-    for item in sorted(everything, key=lambda item: (not item.is_lesson, -weights.get(item.name, item.guess), item.name)):
+    for item in sorted(
+        everything, key=lambda item: (not item.is_lesson, -weights.get(item.name, item.guess), item.name)
+    ):
         least = loads.index(min(loads))
         loads[least] += weights.get(item.name, item.guess)
         if least == part - 1:
