@@ -203,12 +203,16 @@ print(f"{tool} watches a CUDA program.")
 """
 
 MOJO = """
-import os, pathlib, subprocess, sys
+import pathlib
 import max.engine
+from mojo.run import subprocess_run_mojo  # it may not lie beside this Python, as after `pip install --target`
+
+def mojo(*words):
+    return subprocess_run_mojo(list(words), capture_output=True, text=True, check=True).stdout
+
 pathlib.Path("hello.mojo").write_text("def main():\\n    print(6 * 7)\\n")
-mojo = os.path.join(os.path.dirname(sys.executable), "mojo")
-assert subprocess.run([mojo, "run", "hello.mojo"], capture_output=True, text=True, check=True).stdout.strip() == "42"
-version = subprocess.run([mojo, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+assert mojo("run", "hello.mojo").strip() == "42", "its program prints something else"
+version = mojo("--version").split()[1]
 print(f"Mojo {version} compiles and runs a program; MAX can be imported.")
 """
 

@@ -364,6 +364,24 @@ def test_a_trial_names_the_mend_of_what_is_missing(tmp_path, program, mend, word
     assert row.state == "missing" and row.sentence.startswith(words) and row.mend.startswith(mends)
 
 
+def test_mojo_is_found_wherever_python_finds_its_package(monkeypatch, tmp_path):
+    """After `pip install --target` no program of its lies beside this Python."""
+    site, place = tmp_path / "site", tmp_path / "place"
+    for file in ("max/__init__.py", "max/engine.py", "mojo/__init__.py", "mojo/run.py"):
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / file).touch()
+    (site / "mojo/run.py").write_text(
+        "from types import SimpleNamespace\n"
+        "def subprocess_run_mojo(words, **how):\n"
+        "    return SimpleNamespace(stdout='42' if words[0] == 'run' else 'Mojo 1.2.0 (0)')\n"
+    )
+    place.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    [trial] = [trial for trial in trials.TRIALS if trial.program == trials.MOJO]
+    row = trials.attempt(trial, place)
+    assert (row.state, row.sentence.split(";")[0]) == ("ok", "Mojo 1.2.0 compiles and runs a program")
+
+
 @pytest.mark.slow
 def test_the_doctor_on_this_machine():
     began = os.times().elapsed
