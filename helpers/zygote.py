@@ -10,6 +10,7 @@ fork's pid and its pidfd; "end" by {"status", "left", "kin"}. The job is JSON in
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -34,6 +35,8 @@ def serve(sock: socket.socket, preload: str) -> None:
     except BaseException as e:  # the parent raises it: nothing can be run without these packages
         sock.send(f"{type(e).__name__}: {e}".encode()[:4000])
         return
+    gc.collect()
+    gc.freeze()  # a fork's collector need not walk through the packages, nor copy their pages by doing so
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     sock.send(b"ready")

@@ -4,9 +4,11 @@ import json
 import sys
 
 import pytest
+import torch
 
 from helpers import machine, records, timing
 from helpers.records import Measurement
+from tests.simulated_card import Card, watched
 
 cpu_only = pytest.mark.skipif(machine.gpu(), reason="says what CPU mode does")
 
@@ -199,3 +201,52 @@ def test_a_queue_of_calls_is_timed_by_the_drivers_trace(monkeypatch, spoilt):
             timing._traced(*asked)
     else:
         assert timing._traced(*asked) == {"layer": [300.0, 300.0, 300.0]}
+
+
+@pytest.fixture
+def card(monkeypatch):
+    monkeypatch.setattr(timing, "_Watch", lambda: type("Quiet", (), {"look": lambda s: None, "notes": lambda s: []})())
+    card = Card()
+    card.put_in(monkeypatch)
+    return card
+
+
+@pytest.mark.parametrize("launch_us", [4, 15, 40])
+def test_a_short_calls_time_does_not_depend_on_how_busy_the_host_is(card, monkeypatch, launch_us):
+    """On a machine that others use too a launch takes longer: a burst must not become shorter for that."""
+    monkeypatch.setattr(timing, "WARM_S", 0.0)
+    card.launch_s = launch_us * 1e-6
+    found = timing.measure(lambda: card.work(2.5e-6))
+    [graph] = card.graphs
+    assert timing.BURST_US * 0.75 <= sum(graph) * 1e6 <= timing.BURST_US
+    assert found.value == pytest.approx(2.5, rel=0.01)
+
+
+def test_bursts_that_nobody_reads_warm_the_card_up_while_it_is_held_and_nothing_else_runs(card, monkeypatch):
+    """A card whose clock is low after it idled: its first 20 ms of work take half as long again."""
+    log, began = [], []
+    watched(monkeypatch, log)
+    monkeypatch.setattr(timing.time, "monotonic", lambda: card.host)
+
+    def inputs():
+        log.append("inputs")
+        return (torch.zeros(1),)
+
+    def call(x):
+        card.work(50e-6)
+
+    run = timing._Burst.run
+
+    def cold(burst, watch=None):
+        began.append(card.host) if not began else None
+        us, slow = run(burst, watch), card.host - began[0] < 0.02
+        log.append("burst")
+        return us * 1.5 if slow else us
+
+    monkeypatch.setattr(timing._Burst, "run", cold)
+    found = timing.measure(call, inputs)
+    assert (found.value, found.high) == pytest.approx((50, 50), rel=0.01), "none of the slow ones counts"
+    assert log[:3] == ["shared taken", "inputs", "shared given back"]
+    assert log[-1] == "exclusive given back" and log.count("burst") >= timing.ROUNDS + 5
+    assert log[log.index("exclusive taken") + 1 : -1] == ["burst"] * log.count("burst")
+    assert len(card.slept) == log.count("burst"), "a pause follows each"

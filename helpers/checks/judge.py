@@ -295,7 +295,7 @@ class Trial:
             return caught("process", [Finding("environment", str(lacking))])
         if self.gpu:
             # what the second pass runs in, and what counts bytes, is loaded while the first one is at work
-            if any(case.mode != "cpu" for case in self.exercise.cases):
+            if self.has_second_pass():
                 child.warm(**self.loaded)
             if any(limit.inputs for limit in self.exercise.limits) and not self.sealed:
                 with contextlib.suppress(machine.NotReady):  # `few_bytes` says so
@@ -325,7 +325,7 @@ class Trial:
             said = f"{self.exercise.needs.says} Here nothing was run: {here}. What could be seen without is right."
             findings = caught("compiler", [Finding("needs-hardware", said)])
         elif not findings and self.gpu:
-            with locks.shared():
+            with self.lock():
                 findings = self.on("gpu")
                 worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory"))
                 if worth and self.has_kernels:
@@ -337,6 +337,17 @@ class Trial:
         elif self.sanitize and not self.gpu:
             self.unchecked.append("compute-sanitizer: it needs a GPU")
         return findings
+
+    def has_second_pass(self) -> bool:
+        """Whether there is a case that only runs for real once it runs on the GPU."""
+        every = enumerate(self.exercise.cases)
+        return any(case.mode != "cpu" and not self.seen_on_cpu(i, case) for i, case in every)
+
+    def lock(self):
+        """What keeps the second pass out of others' timings, and of an answer that is a timer all others."""
+        if not self.has_second_pass():
+            return contextlib.nullcontext()
+        return locks.exclusive(f"an answer to {self.exercise.name}") if self.exercise.alone else locks.shared()
 
     def can_run(self) -> bool:
         """Whether this machine, in one of its modes, runs what the exercise asks for."""
@@ -427,12 +438,17 @@ class Trial:
     def cases(self, mode: str) -> Iterator[tuple[int, Case]]:
         """The cases of a mode with their numbers, which their seeds come from; too large ones are told."""
         for i, case in enumerate(self.exercise.cases):
-            if case.mode not in ("", mode):
+            if case.mode not in ("", mode) or (mode == "gpu" and self.seen_on_cpu(i, case)):
                 continue
             if mode == "gpu" and case.memory_bytes > 0.8 * machine.here().free_bytes():
                 self.unchecked.append(f"{case.about}: it needs {case.memory_bytes / 2**30:.1f} GiB")
             else:
                 yield i, case
+
+    def seen_on_cpu(self, number: int, case: Case) -> bool:
+        """Whether a case, once it has run as in CPU mode, would be the same on a GPU: plain Python, of plain values."""
+        plain = self.exercise.made_of == "python" and not self.exercise.package and not case.mode
+        return plain and not tensors(self.drawn(number, case))
 
     def drawn(self, number: int, case: Case, again: bool = False) -> tuple:
         """The inputs of a case; `again`: of its second call, other values of the same shapes."""

@@ -279,6 +279,7 @@ class Exercise:
     mojo: for an answer made of "mojo": see `Mojo`.
     package: "tvm" where the answer's process has TVM loaded, for `drive` to use, "max" where Mojo or MAX compiles it;
     without it the verdict is `environment`.
+    alone: an answer, or its drive, measures times on a GPU, which nobody else of the course may use meanwhile.
     hints: three steps: where to look, the idea, pseudocode. hints_for: by kind of finding, instead of these.
     seconds: how long all calls may take in CPU mode. points: in nbgrader.
     """
@@ -309,6 +310,7 @@ class Exercise:
     needs: Needs | None = None
     mojo: Mojo | None = None
     package: str = ""
+    alone: bool = False
     hints_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     core: bool = False
     seconds: float = 12

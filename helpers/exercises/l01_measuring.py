@@ -301,6 +301,7 @@ HONEST_TIMER = Exercise(
     modules=frozenset({"itertools", "math", "statistics"}),
     drive=_drive,
     judge=_judge_timer,
+    alone=True,
     cases=(
         Case("a long kernel", _simulation(200, 400), seen=True),
         Case("a kernel a few launches long", _simulation(22, 45)),

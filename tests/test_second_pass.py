@@ -1,0 +1,59 @@
+"""On a GPU an answer runs as in CPU mode and then for real: what of that is left out, and who waits for whom."""
+
+import contextlib
+
+import pytest
+
+from helpers import exercises, locks, machine
+from helpers.checks.judge import Trial
+
+EVERY = exercises.every()
+
+
+@pytest.fixture
+def trial(monkeypatch):
+    """A trial of an exercise as on a machine with a GPU."""
+    monkeypatch.setattr(machine, "gpu", lambda: True)
+    return lambda name: Trial(EVERY[name], "", seed=1, seconds=12)
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The locks that are taken."""
+    taken = []
+    monkeypatch.setattr(locks, "exclusive", lambda what: taken.append(what) or contextlib.nullcontext())
+    monkeypatch.setattr(locks, "shared", lambda: taken.append("shared") or contextlib.nullcontext())
+    return taken
+
+
+@pytest.mark.parametrize("name", ["count-bytes", "predict-time", "repair-timer", "roofline", "tile-waves"])
+def test_plain_python_of_plain_values_runs_once_and_waits_for_nobody(trial, taken, name):
+    """A second run would be the same, and cost a process and a CUDA context."""
+    one = trial(name)
+    assert list(one.cases("cpu")) and not list(one.cases("gpu")) and not one.has_second_pass()
+    assert one.on("gpu") == []
+    with one.lock():
+        assert not taken
+
+
+def test_an_answer_that_is_a_timer_has_the_gpu_alone_and_its_simulated_devices_do_without(trial, taken):
+    one = trial("honest-timer")
+    assert [case.mode for _, case in one.cases("gpu")] == ["gpu", "gpu"]
+    with one.lock():
+        assert taken == ["an answer to honest-timer"]
+
+
+def test_what_runs_on_the_gpu_runs_there_again_beside_others(trial, taken):
+    names = [e.name for e in EVERY.values() if e.made_of in ("triton", "cuda", "torch") and not e.alone and not e.needs]
+    assert len(names) > 20
+    for name in names:
+        one = trial(name)
+        assert {i for i, c in enumerate(one.exercise.cases) if c.mode != "cpu"} >= {i for i, _ in one.cases("gpu")}
+        both = {i for i, c in enumerate(one.exercise.cases) if not c.mode and not c.memory_bytes}
+        assert both <= {i for i, _ in one.cases("gpu")}, name
+    with trial("row-softmax").lock():
+        assert taken == ["shared"]
+
+
+def test_only_what_drives_a_timer_on_the_gpu_keeps_all_others_off():
+    assert [e.name for e in EVERY.values() if e.alone] == ["honest-timer"]
