@@ -2,6 +2,7 @@
 
     apart.run("tvm", stages, 256, 512)      # stages: a function of this notebook that imports tvm inside
     apart.ahead("tvm", stages, 256, 512)    # begun, not waited for: that `run`, when it comes, takes what comes of it
+    apart.settle()                          # nothing that was begun is at work any more: time a compiler alone
 
 The text of the function travels, with what it needs, into a fork of a process that has the package imported, and a
 value that JSON can carry comes back. So a compiler that crashes takes no notebook with it, JAX leaves the GPU's memory
@@ -16,7 +17,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import cache
 
 from . import child, machine, source
@@ -36,7 +37,8 @@ class Failed(machine.Plain, RuntimeError):
 
 
 def run(package: str, fn: Callable, *args, seconds: float = 300, env: dict | None = None):
-    """`fn(*args)` in a process of its own with `package` ("tvm", "jax", "max", "cutlass"; "torch": always) imported.
+    """`fn(*args)` in a process of its own with `package` imported: "tvm", "jax", "max", "cutlass", or what is always
+    there, "torch", and "inductor", which is PyTorch with its compiler.
 
     args: plain values, which `repr` can spell. env: environment variables for this call. Returns what JSON carries of
     the value. Raises `machine.NotReady` where the package cannot run here, and `Failed`.
@@ -66,9 +68,16 @@ def ahead(package: str, fn: Callable, *args, seconds: float = 300, env: dict | N
         _begun[repr(job)] = later(lambda: child.run(**job, seconds=seconds))
 
 
+def settle() -> None:
+    """Wait until nothing that `ahead` and `later` have begun is at work, or still to come."""
+    while _given:
+        wait([_given.pop()])
+
+
 def later(work: Callable[[], object]) -> Future:
     """Have `work()` done by a thread while this one goes on: as many at a time as there are cores, the first first."""
     future = Future()
+    _given.append(future)
     _waiting.put((future, work))
     if len(_threads) < (os.cpu_count() or 1):
         _threads.append(threading.Thread(target=_serve, daemon=True))  # daemon: no end of a notebook waits for it
@@ -77,6 +86,7 @@ def later(work: Callable[[], object]) -> Future:
 
 
 _begun: dict[str, Future] = {}
+_given: list[Future] = []
 _waiting: queue.SimpleQueue = queue.SimpleQueue()
 _threads: list[threading.Thread] = []
 
@@ -94,7 +104,8 @@ def _serve() -> None:
 def _job(package: str, fn: Callable, args: tuple, env: dict | None) -> dict:
     """What `child.run` is given."""
     call = f"{fn.__name__}({', '.join(map(repr, args))})"
-    return {"text": source.of(fn), "call": call, "packages": package if package in _NAMES else "", "env": env}
+    packages = package if package in _NAMES else ""
+    return {"text": source.of(fn), "call": call, "packages": packages, "inductor": package == "inductor", "env": env}
 
 
 def _short(said: str) -> str:
@@ -103,10 +114,11 @@ def _short(said: str) -> str:
 
 
 def warm(*packages: str) -> None:
-    """Start loading those that are installed, by default TVM and JAX, without waiting for it; "torch" always is."""
+    """Start loading those that are installed, by default TVM and JAX, without waiting for it; "torch" and "inductor"
+    always are."""
     for package in packages or ("tvm", "jax"):
         if package not in _NAMES:
-            child.warm()
+            child.warm(**{"inductor": True} if package == "inductor" else {})
         elif not problem(package):
             child.warm(packages=package)
 

@@ -12,9 +12,11 @@ import logging
 import re
 import subprocess
 import tempfile
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -469,17 +471,24 @@ def graphs(make: Callable, calls: Sequence[tuple]) -> Traced:
         taken.append(graph)
         return graph.forward
 
+    def called(**how):
+        taken.clear()
+        compiled = torch.compile(fresh(), backend=backend, **how)
+        return [compiled(*args) for args in calls], len(taken)
+
     with torch.no_grad(), _only_errors("torch._dynamo"):  # it warns of what is returned here
-        compiled = torch.compile(fresh(), backend=backend)
-        outputs, count = [compiled(*args) for args in calls], len(taken)
-        for reason in torch._dynamo.explain(fresh())(*calls[-1]).break_reasons:
-            breaks.append(f"{reason.user_stack[-1].line}: {reason.reason.splitlines()[0]}")
-        if not breaks:  # explain is silent on a break with no operator before it
-            try:
-                torch.compile(fresh(), backend=backend, fullgraph=True)(*calls[-1])
-            except torch._dynamo.exc.TorchDynamoException as refused:
-                lines = re.findall(r'File "[^"]*", line \d+, in .*\n +(.*)', str(refused))
-                breaks.append(": ".join([*lines[-1:], str(refused).splitlines()[0]]))
+        try:  # what is one graph for all calls is traced once
+            outputs, count = called(fullgraph=True)
+        except Exception:  # a break, a limit, or an error of its own, which comes again
+            outputs, count = called()
+            for reason in torch._dynamo.explain(fresh())(*calls[-1]).break_reasons:
+                breaks.append(f"{reason.user_stack[-1].line}: {reason.reason.splitlines()[0]}")
+            if not breaks:  # explain is silent on a break with no operator before it
+                try:
+                    torch.compile(fresh(), backend=backend, fullgraph=True)(*calls[-1])
+                except torch._dynamo.exc.TorchDynamoException as refused:
+                    lines = re.findall(r'File "[^"]*", line \d+, in .*\n +(.*)', str(refused))
+                    breaks.append(": ".join([*lines[-1:], str(refused).splitlines()[0]]))
         if count > 1 and not breaks:
             with torch._dynamo.config.patch(error_on_recompile=True):
                 compiled = torch.compile(fresh(), backend=backend)
@@ -618,20 +627,41 @@ def xla(fn: Callable, *arguments: str, flags: Sequence[str] = (), mlir: bool = F
     if lacking := apart.problem("jax", gpu=True):
         raise lacking
     flags = (*flags, *["--xla_dump_emitter_re=.*"] * mlir)
+    call = f"_xla({fn.__name__}, {arguments!r}, {_H200!r}, {flags!r})"
     with show.working("XLA"):
-        call, env = (
-            f"_xla({fn.__name__}, {arguments!r}, {_H200!r}, {flags!r})",
-            {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
-        )
-        done = child.run(source.of(fn) + _XLA, call, packages="jax", seconds=300, env=env)
+        done = _by_xla(source.of(fn) + _XLA, call)
     if not done.ok:
         raise apart.Failed(f"XLA did not compile {fn.__name__}: {done.why()}")
-    value, modules = done.value, {}
+    value, modules = dict(done.value), {}
     for name, text in value.pop("dumps").items():
         parts = [_NOTED.sub("", part).strip() for part in _MLIR_DUMP.split(text)]
         modules[name] = [part for part in parts if "module" in part]
     tidied = {stage: _tidy_hlo(value[stage]) for stage in ("before", "after")}
     return Xla(**value | tidied, mlir=modules)
+
+
+def _by_xla(text: str, call: str) -> child.Result:
+    """What XLA's process gives. One text is compiled once: whoever asks for it a second time, in another thread while
+    the first one waits for it, say, gets that."""
+    with _asking_xla:
+        mine = (text, call) not in _made_by_xla
+        future = _made_by_xla.setdefault((text, call), Future())
+    if not mine:
+        return future.result()
+    try:
+        done = child.run(text, call, packages="jax", seconds=300, env={"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"})
+    except BaseException as error:  # it was stopped: the next one asks anew
+        del _made_by_xla[text, call]
+        future.set_exception(error)
+        raise
+    if not done.ok:
+        del _made_by_xla[text, call]
+    future.set_result(done)
+    return done
+
+
+_made_by_xla: dict[tuple[str, str], Future] = {}
+_asking_xla = threading.Lock()
 
 
 def _tidy_hlo(text: str) -> str:

@@ -2,6 +2,8 @@
 
 import importlib.util
 import sys
+import threading
+import time
 
 import pytest
 
@@ -57,8 +59,64 @@ def test_what_loads_ahead_is_the_process_that_will_be_asked(monkeypatch):
     monkeypatch.setattr(apart, "problem", lambda package: package == "tvm")
     apart.warm()
     assert begun == [{"packages": "jax"}]  # TVM has a problem here, and is left alone
-    apart.warm("torch")
-    assert begun[1:] == [{}]
+    apart.warm("torch", "inductor")
+    assert begun[1:] == [{}, {"inductor": True}]
+
+
+def test_pytorch_s_compiler_is_there_where_it_is_asked_for(monkeypatch):
+    asked = []
+
+    def run(seconds, **job):
+        asked.append((job["packages"], job["inductor"]))
+        return child.Result(7, "", "", 0, None, False, 0.0)
+
+    monkeypatch.setattr(child, "run", run)
+    assert [apart.run(package, twice, 21) for package in ("torch", "inductor")] == [7, 7]
+    assert asked == [("", False), ("", True)]
+
+
+def test_a_compiler_can_be_timed_alone():
+    done, go = [], threading.Event()
+
+    def slow():
+        go.wait(10)
+        apart.later(lambda: (time.sleep(0.1), done.append("what it began")))
+        done.append("slow")
+
+    apart.later(slow)
+    apart.later(lambda: 1 / 0)  # an error of its own is told to whoever asks for it
+    threading.Timer(0.05, go.set).start()
+    apart.settle()
+    assert done == ["slow", "what it began"]
+    apart.settle()  # nothing is left
+
+
+def test_xla_compiles_a_text_once_also_for_two_who_ask_at_the_same_time(monkeypatch):
+    ran, go = [], threading.Event()
+
+    def run(text, call, **how):
+        ran.append(call)
+        go.wait(10)
+        error = "" if len(ran) > 1 else "XlaRuntimeError: no"
+        value = {name: "" for name in ("stablehlo", "before", "after")}
+        value |= {"bytes_before": 1.0, "bytes_after": 1.0, "seconds": 1.0, "dumps": {}}
+        return child.Result(value, "", "", 0, None, False, 0.0, error)
+
+    monkeypatch.setattr(apart, "problem", lambda package, gpu: None)
+    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(reveal, "_made_by_xla", {})
+    ahead = apart.later(lambda: reveal.xla(jax_sum, "f32[4]"))
+    while not ran:
+        time.sleep(0.01)
+    threading.Timer(0.1, go.set).start()
+    for ask in (lambda: reveal.xla(jax_sum, "f32[4]"), ahead.result):
+        with pytest.raises(apart.Failed):
+            ask()
+    assert len(ran) == 1
+    assert reveal.xla(jax_sum, "f32[4]") == reveal.xla(jax_sum, "f32[4]")  # what failed is asked anew, once
+    assert len(ran) == 2
+    reveal.xla(jax_sum, "f32[4]", flags=("--other",))
+    assert len(ran) == 3
 
 
 def test_what_is_begun_ahead_is_not_run_again(tmp_path):
