@@ -624,15 +624,27 @@ def xla(fn: Callable, *arguments: str, flags: Sequence[str] = (), mlir: bool = F
     XLA_FLAGS. `mlir`: have every pass over MLIR written down, which takes seconds. Raises `machine.NotReady` without
     JAX or its plugin for GPUs, and `apart.Failed`.
     """
+    (made,) = xlas([(fn, arguments)], flags=(*flags, *["--xla_dump_emitter_re=.*"] * mlir))
+    return made
+
+
+def xlas(asked: Iterable[tuple[Callable, Sequence[str]]], *, flags: Sequence[str] = ()) -> list[Xla]:
+    """`xla` for several functions, each with its arguments, one after another in one process, which begins once."""
     if lacking := apart.problem("jax", gpu=True):
         raise lacking
-    flags = (*flags, *["--xla_dump_emitter_re=.*"] * mlir)
-    call = f"_xla({fn.__name__}, {arguments!r}, {_H200!r}, {flags!r})"
+    asked = list(asked)
+    texts = dict.fromkeys(source.of(fn) for fn, _ in asked)
+    spelled = ", ".join(f"({fn.__name__}, {tuple(arguments)!r})" for fn, arguments in asked)
     with show.working("XLA"):
-        done = _by_xla(source.of(fn) + _XLA, call)
+        done = _by_xla("\n\n".join(texts) + _XLA, f"_xla([{spelled}], {_H200!r}, {tuple(flags)!r})")
     if not done.ok:
-        raise apart.Failed(f"XLA did not compile {fn.__name__}: {done.why()}")
-    value, modules = dict(done.value), {}
+        names = ", ".join(fn.__name__ for fn, _ in asked)
+        raise apart.Failed(f"XLA did not compile {names}: {done.why()}")
+    return [_read_xla(dict(value)) for value in done.value]
+
+
+def _read_xla(value: dict) -> Xla:
+    modules = {}
     for name, text in value.pop("dumps").items():
         parts = [_NOTED.sub("", part).strip() for part in _MLIR_DUMP.split(text)]
         modules[name] = [part for part in parts if "module" in part]
@@ -686,10 +698,11 @@ device_description_str: "NVIDIA H200"
 
 _XLA = """
 
-def _xla(fn, arguments, card, flags):
+def _xla(asked, card, flags):
     import glob
     import os
     import re
+    import shutil
     import tempfile
     import time
 
@@ -704,35 +717,41 @@ def _xla(fn, arguments, card, flags):
     topology = topologies.get_topology_desc("h200", "cuda", target_config=card, topology="1x1x1")
     kinds = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "s32": "int32"}
 
-    def lower(sharding):
-        spelled = [re.fullmatch(r"(\\w+)\\[([\\d,]*)\\]", one).groups() for one in arguments]
-        shapes = [(tuple(map(int, filter(None, sides.split(",")))), kinds[kind]) for kind, sides in spelled]
-        return jax.jit(fn).lower(*[jax.ShapeDtypeStruct(s, jax.numpy.dtype(d), sharding=sharding) for s, d in shapes])
-
     def accessed(analysis):
         return (analysis or {}).get("bytes accessed", float("nan"))
 
-    lowered = lower(SingleDeviceSharding(topology.devices[0]))
-    began = time.perf_counter()
-    compiled = lowered.compile()
-    seconds = time.perf_counter() - began
-    # a card on paper counts nothing; the CPU's client counts the card's graph
-    module = compiled.runtime_executable().hlo_modules()[0]
-    counted = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, module)
-    dumps = {}
-    for path in sorted(glob.glob(folder + "/*")):
-        if found := re.search(r"jit_\\w+?\\.([\\w.]+)\\.(mlir-passes\\.log|triton-to-llvm\\.txt)$", path):
-            with open(path) as file:
-                dumps[found[1]] = file.read()
-    return {
-        "stablehlo": lowered.as_text(),
-        "before": lowered.as_text(dialect="hlo"),
-        "after": compiled.as_text(),
-        "bytes_before": accessed(lower(None).cost_analysis()),
-        "bytes_after": accessed(counted),
-        "seconds": seconds,
-        "dumps": dumps,
-    }
+    def made(fn, arguments):
+        def lower(sharding):
+            spelled = [re.fullmatch(r"(\\w+)\\[([\\d,]*)\\]", one).groups() for one in arguments]
+            shapes = [(tuple(map(int, filter(None, sides.split(",")))), kinds[kind]) for kind, sides in spelled]
+            paper = [jax.ShapeDtypeStruct(s, jax.numpy.dtype(d), sharding=sharding) for s, d in shapes]
+            return jax.jit(fn).lower(*paper)
+
+        shutil.rmtree(folder)  # what an earlier one left
+        os.mkdir(folder)
+        lowered = lower(SingleDeviceSharding(topology.devices[0]))
+        began = time.perf_counter()
+        compiled = lowered.compile()
+        seconds = time.perf_counter() - began
+        # a card on paper counts nothing; the CPU's client counts the card's graph
+        module = compiled.runtime_executable().hlo_modules()[0]
+        counted = _jax.hlo_module_cost_analysis(jax.devices("cpu")[0].client, module)
+        dumps = {}
+        for path in sorted(glob.glob(folder + "/*")):
+            if found := re.search(r"jit_\\w+?\\.([\\w.]+)\\.(mlir-passes\\.log|triton-to-llvm\\.txt)$", path):
+                with open(path) as file:
+                    dumps[found[1]] = file.read()
+        return {
+            "stablehlo": lowered.as_text(),
+            "before": lowered.as_text(dialect="hlo"),
+            "after": compiled.as_text(),
+            "bytes_before": accessed(lower(None).cost_analysis()),
+            "bytes_after": accessed(counted),
+            "seconds": seconds,
+            "dumps": dumps,
+        }
+
+    return [made(fn, arguments) for fn, arguments in asked]
 """
 
 

@@ -1,13 +1,15 @@
 """TVM and JAX in processes of their own; what is said where they cannot run."""
 
 import importlib.util
+import json
+import re
 import sys
 import threading
 import time
 
 import pytest
 
-from helpers import apart, child, ledger, machine, reveal
+from helpers import ROOT, apart, child, ledger, machine, reveal, source
 
 tvm_is_here = pytest.mark.skipif(apart.problem("tvm") is not None, reason="TVM is not installed")
 jax_is_here = pytest.mark.skipif(apart.problem("jax", gpu=True) is not None, reason="JAX or its plugin is missing")
@@ -44,6 +46,18 @@ def jax_sum(n):
 
     total = jax.jit(lambda x: (x * n).sum())(jax.numpy.arange(4.0))
     return [float(total), os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"]]
+
+
+def jax_norm(x):
+    import jax
+
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+
+def jax_relu(x, w):
+    import jax
+
+    return jax.nn.relu(x @ w)
 
 
 def test_a_function_runs_by_its_text_and_a_crash_stays_apart():
@@ -100,7 +114,7 @@ def test_xla_compiles_a_text_once_also_for_two_who_ask_at_the_same_time(monkeypa
         error = "" if len(ran) > 1 else "XlaRuntimeError: no"
         value = {name: "" for name in ("stablehlo", "before", "after")}
         value |= {"bytes_before": 1.0, "bytes_after": 1.0, "seconds": 1.0, "dumps": {}}
-        return child.Result(value, "", "", 0, None, False, 0.0, error)
+        return child.Result([value], "", "", 0, None, False, 0.0, error)
 
     monkeypatch.setattr(apart, "problem", lambda package, gpu: None)
     monkeypatch.setattr(child, "run", run)
@@ -117,6 +131,16 @@ def test_xla_compiles_a_text_once_also_for_two_who_ask_at_the_same_time(monkeypa
     assert len(ran) == 2
     reveal.xla(jax_sum, "f32[4]", flags=("--other",))
     assert len(ran) == 3
+
+
+@jax_is_here
+def test_xla_makes_the_same_of_a_function_alone_and_after_another():
+    asked = [(jax_norm, ("f16[64,128]",)), (jax_relu, ("f16[64,128]", "f16[128,96]"))]
+    together = reveal.xlas(asked)
+    for one, (fn, arguments) in zip(together, asked, strict=True):
+        alone = reveal.xla(fn, *arguments)
+        assert (one.before, one.after, one.bytes_after) == (alone.before, alone.after, alone.bytes_after)
+        assert fn.__name__ in one.after
 
 
 def test_what_is_begun_ahead_is_not_run_again(tmp_path):
@@ -287,3 +311,16 @@ def test_the_dialects_of_a_generated_kernel():
 def test_what_xla_refuses_is_told():
     with pytest.raises(apart.Failed, match="did not compile"):
         reveal.xla(jax_layer, "f16[64,63]", "f16[64,64]", "f16[64]")
+
+
+@pytest.mark.parametrize("lesson", ["04_tvm_xla", "11_mojo_max"])
+def test_what_a_lesson_begins_ahead_is_the_text_that_it_asks_for_later(lesson):
+    """Else the work would be done twice, and nobody would notice."""
+    cells = json.loads((ROOT / "notebooks" / f"{lesson}.ipynb").read_text())["cells"]
+    cells = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names = set(re.findall(r'apart\.ahead\(\s*"\w+", later\("(\w+)"\)', "\n".join(cells)))
+    assert names
+    for name in names:
+        asks = next(i for i, cell in enumerate(cells) if re.search(rf"apart\.run\(\s*\S+, {name}\b", cell))
+        asked = source.module_text(cells[: asks + 1], [name], "the lesson as far as it has run")
+        assert source.of(source.load(lesson, name)) == asked, name

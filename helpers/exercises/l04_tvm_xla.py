@@ -121,8 +121,8 @@ def modules() -> records.Output:
     """
 
     def made():
-        found = {name: reveal.xla(fn, *shapes, flags=LIBRARY) for name, (fn, shapes) in MODULES.items()}
-        return {name: {"hlo": one.after, "bytes": one.bytes_after} for name, one in found.items()}
+        found = zip(MODULES, reveal.xlas(MODULES.values(), flags=LIBRARY), strict=True)
+        return {name: {"hlo": one.after, "bytes": one.bytes_after} for name, one in found}
 
     return records.output("xla.modules", made)
 
@@ -293,7 +293,8 @@ def eight() -> records.Output:
     shapes = (*[f"f16[{SIDE},{SIDE}]"] * 4, f"f16[{SIDE}]")
 
     def made():
-        return {fn.__name__: reveal.xla(fn, *shapes, flags=LIBRARY).after for fn in EIGHT}
+        found = reveal.xlas([(fn, shapes) for fn in EIGHT], flags=LIBRARY)
+        return {fn.__name__: one.after for fn, one in zip(EIGHT, found, strict=True)}
 
     return records.output("xla.eight", made)
 
