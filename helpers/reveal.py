@@ -471,24 +471,18 @@ def graphs(make: Callable, calls: Sequence[tuple]) -> Traced:
         taken.append(graph)
         return graph.forward
 
-    def called(**how):
-        taken.clear()
-        compiled = torch.compile(fresh(), backend=backend, **how)
-        return [compiled(*args) for args in calls], len(taken)
-
     with torch.no_grad(), _only_errors("torch._dynamo"):  # it warns of what is returned here
-        try:  # what is one graph for all calls is traced once
-            outputs, count = called(fullgraph=True)
-        except Exception:  # a break, a limit, or an error of its own, which comes again
-            outputs, count = called()
+        compiled = torch.compile(fresh(), backend=backend)
+        outputs, count = [compiled(*args) for args in calls], len(taken)
+        if any(graph.compile_subgraph_reason.graph_break for graph in taken):  # else it would trace all for nothing
             for reason in torch._dynamo.explain(fresh())(*calls[-1]).break_reasons:
                 breaks.append(f"{reason.user_stack[-1].line}: {reason.reason.splitlines()[0]}")
-            if not breaks:  # explain is silent on a break with no operator before it
-                try:
-                    torch.compile(fresh(), backend=backend, fullgraph=True)(*calls[-1])
-                except torch._dynamo.exc.TorchDynamoException as refused:
-                    lines = re.findall(r'File "[^"]*", line \d+, in .*\n +(.*)', str(refused))
-                    breaks.append(": ".join([*lines[-1:], str(refused).splitlines()[0]]))
+        if not breaks:  # explain is silent on a break with no operator before it
+            try:
+                torch.compile(fresh(), backend=backend, fullgraph=True)(*calls[-1])
+            except torch._dynamo.exc.TorchDynamoException as refused:
+                lines = re.findall(r'File "[^"]*", line \d+, in .*\n +(.*)', str(refused))
+                breaks.append(": ".join([*lines[-1:], str(refused).splitlines()[0]]))
         if count > 1 and not breaks:
             with torch._dynamo.config.patch(error_on_recompile=True):
                 compiled = torch.compile(fresh(), backend=backend)
