@@ -1,10 +1,11 @@
 """On a GPU an answer runs as in CPU mode and then for real: what of that is left out, and who waits for whom."""
 
 import contextlib
+import threading
 
 import pytest
 
-from helpers import exercises, locks, machine
+from helpers import child, exercises, locks, machine
 from helpers.checks.judge import Trial
 
 EVERY = exercises.every()
@@ -57,3 +58,23 @@ def test_what_runs_on_the_gpu_runs_there_again_beside_others(trial, taken):
 
 def test_only_what_drives_a_timer_on_the_gpu_keeps_all_others_off():
     assert [e.name for e in EVERY.values() if e.alone] == ["honest-timer"]
+
+
+def test_what_the_second_pass_compiles_leaves_no_thread_of_inductor_s(trial, monkeypatch, tmp_path):
+    """Such a thread would be taken for one of the answer's: seen on a machine of 16 cores."""
+    asked, real = {}, child.run
+    monkeypatch.setattr(child, "run", lambda *words, env, **named: asked.update(env=env) or real("", seconds=20))
+    one = trial("gated-projection")
+    one.played("gpu", [])
+    text = "import threading, torch\ntorch.compile(lambda x: x.sin() + 1)(torch.ones(8))\nprint(threading.active_count())"
+    env = asked["env"] | {"TORCHINDUCTOR_CACHE_DIR": tmp_path}  # it compiles
+    assert real(text, env=env, interpreted=False, seconds=60).stdout == "1\n"
+
+
+def test_python_does_not_end_while_a_reference_is_computed(trial, monkeypatch):
+    """A daemon thread inside torch takes a process that ends down with it."""
+    seen = []
+    monkeypatch.setattr(child, "warm", lambda **named: None)
+    monkeypatch.setattr(Trial, "prepare", lambda self: seen.append(threading.current_thread().daemon))
+    monkeypatch.setattr(Trial, "passes", lambda self: [])
+    assert trial("row-softmax").run() == [] and seen == [False]

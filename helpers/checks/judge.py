@@ -301,7 +301,8 @@ class Trial:
                 with contextlib.suppress(machine.NotReady):  # `few_bytes` says so
                     self.counting = sanitizer.counting()
             if self.exercise.reference and not self.exercise.needs:
-                threading.Thread(target=self.prepare, daemon=True).start()
+                # no daemon: one that is at work inside torch when Python ends would take it down with it
+                threading.Thread(target=self.prepare).start()
         try:
             return self.passes()
         finally:
@@ -524,7 +525,8 @@ class Trial:
             try:
                 done = child.run(
                     "from helpers import stage\n\nstage.play(__shared__)",
-                    env={"HELPERS_MODE": mode, "HELPERS_STRICT": None},
+                    # by itself, Inductor would start a process for each core, and a thread that stays
+                    env={"HELPERS_MODE": mode, "HELPERS_STRICT": None, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
                     seconds=limit,
                     memory_bytes=MEMORY_BYTES if mode == "cpu" else None,
                     interpreted=mode == "cpu",
