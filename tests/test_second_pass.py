@@ -66,7 +66,11 @@ def test_what_the_second_pass_compiles_leaves_no_thread_of_inductor_s(trial, mon
     monkeypatch.setattr(child, "run", lambda *words, env, **named: asked.update(env=env) or real("", seconds=20))
     one = trial("gated-projection")
     one.played("gpu", [])
-    text = "import threading, torch\ntorch.compile(lambda x: x.sin() + 1)(torch.ones(8))\nprint(threading.active_count())"
+    text = """
+import threading, torch
+torch.compile(lambda x: x.sin() + 1)(torch.ones(8))
+print(threading.active_count())
+"""
     env = asked["env"] | {"TORCHINDUCTOR_CACHE_DIR": tmp_path}  # it compiles
     assert real(text, env=env, interpreted=False, seconds=60).stdout == "1\n"
 
