@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -100,12 +100,16 @@ def run(code: str, *, seconds: float = 300, gpu: bool = False) -> str:
     gpu: it launches kernels, and is compiled for this machine's GPU. Raises `CompileError`, `Failed`, and
     `machine.NotReady` where Mojo is missing.
     """
-    options = [f"--target-accelerator={machine.here().arch}"] if gpu else []
-    folder = _made(code, ("build", *options, "-o", "program"), seconds)
-    done = child.command([str(folder / "program")], env=OFF, seconds=seconds)
+    done = child.command([str(program(code, seconds=seconds, gpu=gpu))], env=OFF, seconds=seconds)
     if not done.ok:
         raise Failed(f"The program did not end well: {done.why()}. {done.stderr[-1000:].strip()}")
     return done.stdout
+
+
+def program(code: str, *, seconds: float = 300, gpu: bool = False) -> Path:
+    """The program that `run` runs, compiled and not run."""
+    options = [f"--target-accelerator={machine.here().arch}"] if gpu else []
+    return _made(code, ("build", *options, "-o", "program"), seconds) / "program"
 
 
 def build(code: str, arch: str, *, main: str = "", seconds: float = 300) -> Built:
@@ -130,9 +134,14 @@ def ahead(wanted: Iterable[tuple[str, str]]) -> None:
 
     What is refused is left for `build` to say.
     """
+    for code, arch in wanted:
+        begin(build, code, arch)
+
+
+def begin(make: Callable[..., object], *args, **named) -> None:
+    """Begin a call of one of this module's that compiles, as `begin(library, code, name)`, as `ahead` does."""
     if not problem():
-        for code, arch in wanted:
-            apart.later(partial(build, code, arch))
+        apart.later(partial(make, *args, **named))
 
 
 def module(code: str, name: str, *, seconds: float = 300):

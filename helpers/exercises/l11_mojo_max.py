@@ -375,29 +375,33 @@ specialised_window = Exercise(
 # ---- max-operator -------------------------------------------------------------------------------------------------
 
 
-def run_operator(folder, x, mix):
-    """A graph of MAX's that holds the operator alone, loaded once in this process."""
+def run_operator(folder, x, mix=None):
+    """A graph of MAX's that holds the operator alone, loaded once in this process. x: or a device; then that is all."""
     from pathlib import Path
 
-    import torch
     from max import driver, engine
     from max.dtype import DType
     from max.graph import DeviceRef, Graph, TensorType, ops
 
+    on_gpu = x == "gpu" if mix is None else x.is_cuda
     if not hasattr(run_operator, "model"):
-        where = DeviceRef.GPU(0) if x.is_cuda else DeviceRef.CPU()
+        where = DeviceRef.GPU(0) if on_gpu else DeviceRef.CPU()
         kinds = [TensorType(DType.float32, sides, device=where) for sides in (("m", "n"), ("n",))]
 
         def forward(x, mix):
             return ops.custom("token_shift", where, [x, mix], [TensorType(DType.float32, x.shape, device=where)])[0]
 
         graph = Graph("shift", forward=forward, input_types=kinds, custom_extensions=[Path(folder)])
-        session = engine.InferenceSession(devices=[driver.Accelerator() if x.is_cuda else driver.CPU()])
+        session = engine.InferenceSession(devices=[driver.Accelerator() if on_gpu else driver.CPU()])
         try:
             run_operator.model = session.load(graph)
         except RuntimeError as refused:  # the compiler's own words come beneath
             raise RuntimeError(str(refused.__cause__ or refused.__context__ or refused)) from None
-    wait = torch.cuda.synchronize if x.is_cuda else lambda: None  # MAX has a stream of its own
+    if mix is None:
+        return None
+    import torch  # the answer's process has it
+
+    wait = torch.cuda.synchronize if on_gpu else lambda: None  # MAX has a stream of its own
     wait()
     out = run_operator.model.execute(driver.Buffer.from_dlpack(x), driver.Buffer.from_dlpack(mix))[0]
     wait()
