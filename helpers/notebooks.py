@@ -12,7 +12,6 @@ import os
 import re
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -114,8 +113,6 @@ def run(
         coalesce_streams=True,
         on_cell_start=started,
     )
-    if path.parent.name == "solutions" and any(_MOJO.search(cell.source) for cell in notebook.cells):
-        threading.Thread(target=_checks_ahead, args=(path,)).start()
     failure = None
     with tempfile.TemporaryFile() as said:  # by the kernel's process itself, beside what its cells output
         try:
@@ -127,16 +124,6 @@ def run(
     failure = failure or next(map(_silent, filter(_should_have_raised, notebook.cells)), None)
     notebook.metadata["helpers"] = {"code_hash": code_hash(notebook), **provenance()}
     return Ran(path, normalise(notebook), time.monotonic() - began, failure)
-
-
-_MOJO = re.compile(r"^from helpers import .*\bmojo\b", re.M)
-
-
-def _checks_ahead(path: Path) -> None:
-    """What checks of this notebook will have compiled, begun while its kernel starts: ten seconds and more for each."""
-    from . import checks  # torch
-
-    checks.ahead(path)
 
 
 def measured(path: Path, only: str = "", on_cell: Callable[[str], None] | None = None) -> tuple[Ran, dict]:

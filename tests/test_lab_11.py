@@ -2,11 +2,10 @@
 
 import contextlib
 import threading
-import time
 
 import pytest
 
-from helpers import ROOT, apart, checks, child, machine, mojo
+from helpers import apart, checks, child, machine, mojo
 from helpers.checks import judge, rules
 from helpers.checks.judge import Trial
 from helpers.exercises import every
@@ -144,27 +143,6 @@ def test_what_max_refuses_of_an_operator_is_said_at_its_line(find, replace):
     assert verdict.kind == "compile" and replace.splitlines()[0] in str(verdict), verdict
 
 
-def test_what_a_run_of_the_solutions_begins_is_what_their_checks_ask_for(monkeypatch, tmp_path):
-    """Else it would be compiled twice, and nobody would notice."""
-    asked, built = [], mojo.Built("sm_90a", (), 1.0)
-    monkeypatch.setattr(apart, "problem", lambda package, **named: None)
-    monkeypatch.setattr(machine, "cache", lambda name: tmp_path)
-    monkeypatch.setattr(mojo, "library", lambda *what, **how: asked.append((what, how)) or tmp_path)
-    monkeypatch.setattr(mojo, "build", lambda *what, **how: asked.append((what, how)) or built)
-    monkeypatch.setattr(child, "run", lambda text, call, **how: asked.append((call, how)))
-    checks.ahead(ROOT / "solutions" / "11_mojo_max.ipynb")
-    apart.settle()
-    begun = [asked.pop(0) for _ in range(len(asked))]
-    names = ("vector-sum", "tiled-product", "specialised-window", "max-operator")
-    trials = [Trial(every()[name], solved(name), 0, 60) for name in names]
-    for trial in trials:
-        trial.translated("cpu")
-    trials[-1].load("cpu")
-    assert len(begun) == 4 and all(one in begun for one in asked[:3])
-    [(call, how)] = [one for one in begun if one not in asked]
-    assert call == asked[3][0] and str(tmp_path) in trials[-1].program and how["packages"] == "max"
-
-
 def test_an_operator_is_compiled_for_the_gpu_while_the_first_pass_compiles_it_for_the_cpu(monkeypatch, tmp_path):
     """And the second pass begins when that is done."""
     told, cpu_pass = [], threading.Event()
@@ -191,18 +169,3 @@ def test_an_operator_is_compiled_for_the_gpu_while_the_first_pass_compiles_it_fo
     del told[:]
     assert Trial(OPERATOR, solved(OPERATOR.name), 0, 60, sealed=True).run() == []
     assert told == ["cpu", "gpu"]  # the text of a model is compiled where it is sealed in
-
-
-def test_a_pass_waits_for_what_another_process_compiles_for_it(monkeypatch, tmp_path):
-    trial, go, told = Trial(OPERATOR, solved(OPERATOR.name), 0, 60), threading.Event(), []
-    monkeypatch.setattr(machine, "cache", lambda name: tmp_path)
-    monkeypatch.setattr(child, "run", lambda *what, **how: (told.append("begun"), go.wait(10), told.append("kept")))
-    loading = threading.Thread(target=trial.load, args=("cpu",))
-    loading.start()
-    while not told:
-        time.sleep(0.01)
-    trial.translated("gpu")  # another lock
-    threading.Timer(0.1, go.set).start()
-    trial.translated("cpu")
-    assert told == ["begun", "kept"]
-    loading.join()

@@ -4,7 +4,7 @@ The answer's text runs in a child process (`helpers.stage`), which sends back wh
 is compared here, with references the child cannot see, after the child is dead.
 """
 
-from .judge import Price, ahead, check_file, complete, crashed, judge, price, text_or_verdict, there, unread
+from .judge import Price, check_file, complete, crashed, judge, price, text_or_verdict, there, unread
 from .notebook import NoSuchExercise, NotPassed, check, no_such, progress, remembered, requested, solution
 from .verdict import Finding, Verdict
 
@@ -14,7 +14,6 @@ __all__ = [
     "NotPassed",
     "Price",
     "Verdict",
-    "ahead",
     "check",
     "check_file",
     "complete",

@@ -11,15 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 
 import torch
-from filelock import FileLock
 
 from .. import ROOT, apart, child, cluster, cuda, desk, locks, machine, mojo, reveal, show, source, stage, traffic
-from ..exercises import Built, Case, Draw, Exercise, every, travelling
+from ..exercises import Built, Case, Draw, Exercise, travelling
 from . import rules, sanitizer
 from .compare import Reference, compare, short, tensors
 from .findings import caught, composed, failed, limited, owner, still, untouched, visible
@@ -213,22 +211,6 @@ def answer_text(exercise: Exercise, path: Path) -> str:
     return complete(exercise, [text], path.name)
 
 
-def ahead(path: Path) -> None:
-    """Begin what the checks of a notebook's answers in Mojo will ask compilers for, and do not wait: they find it kept.
-
-    For a notebook that runs from top to bottom. What is wrong with an answer is left for its check to say.
-    """
-    modes = ("cpu", "gpu") if machine.gpu() else ("cpu",)
-    for exercise in every().values():
-        if exercise.mojo and exercise.lab == path.stem and not apart.problem(exercise.package):
-            with contextlib.suppress(source.Missing, SyntaxError, ValueError):
-                trial = Trial(exercise, answer_text(exercise, path), 0, exercise.seconds)
-                if not trial.read():
-                    work = [trial.build] if exercise.mojo.main else [partial(trial.load, mode) for mode in modes]
-                    for one in work:
-                        apart.later(one)
-
-
 def complete(exercise: Exercise, cells: list[str], where: str) -> str:
     """The module text of the answer in some cells, which find the lab's imports done. Raises `source.Missing`, which
     says `where` in words."""
@@ -320,7 +302,7 @@ class Trial:
                 with contextlib.suppress(machine.NotReady):  # `few_bytes` says so
                     self.counting = sanitizer.counting()
             if self.exercise.mojo and not self.exercise.mojo.main and not self.sealed:
-                self.begun.append(apart.later(partial(self.load, "gpu")))
+                self.begun.append(apart.later(self.load))  # while the first pass compiles it for the CPU
             if self.exercise.reference and not self.exercise.needs:
                 # no daemon: one that is at work inside torch when Python ends would take it down with it
                 threading.Thread(target=self.prepare).start()
@@ -394,7 +376,7 @@ class Trial:
         looked: list[Built] = []
         if self.exercise.mojo:
             try:
-                looked = self.translated(mode)
+                looked = self.translated()
             except mojo.CompileError as refused:
                 return caught("compiler", [Finding("compile", str(refused))])
         left, done = self.played(mode, cases)
@@ -426,7 +408,7 @@ class Trial:
     def looks(self) -> tuple:
         return self.exercise.mojo.looks if self.exercise.mojo else ()
 
-    def translated(self, mode: str) -> list[Built]:
+    def translated(self) -> list[Built]:
         """Have an answer's Mojo compiled, and write the program that runs it. Returns its kernels, where it has some.
 
         Raises `mojo.CompileError`.
@@ -434,15 +416,15 @@ class Trial:
         around, entry = self.exercise.mojo, self.exercise.entry
         code = rules.mojo_text(self.text, entry)
         if not around.main:
-            folder = mojo.package(code)
-            self.program = f"{entry} = {str(folder)!r}\n"
-            with FileLock(f"{folder}.{mode}.lock"):  # what `load` is at, for another process too, is awaited
-                return []
-        built = self.built()
-        if around.module:
-            self.program = f"from helpers import mojo\n\n{entry} = mojo.imported({str(built)!r})\n"
+            self.program = f"{entry} = {str(mojo.package(code))!r}\n"
             return []
-        ptx = {k.name: _named(k) for k in built.kernels}
+        if around.module:
+            path = mojo.library(code, around.module, main=around.main, seconds=COMPILING)
+            self.program = f"from helpers import mojo\n\n{entry} = mojo.imported({str(path)!r})\n"
+            return []
+        arch = machine.here().arch
+        built = mojo.build(code, "sm_90a" if arch == "sm_90" else arch, main=around.main, seconds=COMPILING)
+        ptx = {k.name: k.text.replace(k.entry, k.name) for k in built.kernels}
         self.program = (
             f"from helpers import cuda\n\n{travelling(around.call)}\n\nCODE, PTX = {code!r}, {ptx!r}\n"
             f"KERNELS = {{n: cuda.PtxModule(p, ({mojo.FILE!r}, CODE)).get_function(n) for n, p in PTX.items()}}\n\n\n"
@@ -458,32 +440,11 @@ class Trial:
         self.checked += [one for one in told if one not in self.checked]  # a GPU's pass tells the same again
         return made
 
-    def built(self) -> Path | mojo.Built:
-        """What Mojo makes of an answer and the program around it: a module's file, or kernels for this card."""
-        around, code = self.exercise.mojo, rules.mojo_text(self.text, self.exercise.entry)
-        if around.module:
-            return mojo.library(code, around.module, main=around.main, seconds=COMPILING)
-        arch = machine.here().arch
-        return mojo.build(code, "sm_90a" if arch == "sm_90" else arch, main=around.main, seconds=COMPILING)
-
-    def build(self) -> None:
-        """Have what Mojo makes of an answer made and kept, and its kernels compiled for the first pass, too."""
-        if not self.exercise.mojo.module:
-            code = rules.mojo_text(self.text, self.exercise.entry)
-            for kernel in self.built().kernels:
-                cuda.PtxModule(_named(kernel), (mojo.FILE, code)).build_for_cpu()
-        else:
-            self.built()
-
-    def load(self, mode: str) -> None:
-        """Have MAX compile an operator, in a process that ends then; in the answer's own it finds what was made here.
-
-        It compiles for the CPU and for a GPU one as long as the other.
-        """
+    def load(self) -> None:
+        """Have MAX compile an operator for the GPU, in a process that ends then; the answer's own finds it kept."""
         folder, drive = mojo.package(rules.mojo_text(self.text, self.exercise.entry)), self.exercise.drive
-        with FileLock(f"{folder}.{mode}.lock"):
-            call = f"{drive.__name__}({str(folder)!r}, {mode!r})"
-            child.run(travelling(drive), call, seconds=self.seconds, packages=self.exercise.package)
+        call = f"{drive.__name__}({str(folder)!r}, 'gpu')"
+        child.run(travelling(drive), call, seconds=self.seconds, packages=self.exercise.package)
 
     def cases(self, mode: str) -> Iterator[tuple[int, Case]]:
         """The cases of a mode with their numbers, which their seeds come from; too large ones are told."""
@@ -851,11 +812,6 @@ class Unreadable(ValueError):
 
 
 # -------------------------------------------------------------------------------------------------------------------
-
-
-def _named(kernel: mojo.Kernel) -> str:
-    """The PTX of a kernel, whose entry has the name of its function."""
-    return kernel.text.replace(kernel.entry, kernel.name)
 
 
 def _spec(t: torch.Tensor, which: str, blobs: list) -> dict:

@@ -47,10 +47,6 @@ class PtxModule(RawModule):
         # another compiler has optimised it: -O2 takes twice as long again over a thousand lines, and runs no faster
         return cpu.build(to_cuda(self.ptx, self.file), self._names, ("-O1",))
 
-    def build_for_cpu(self) -> None:
-        """Have it compiled for the CPU, and kept, in GPU mode too."""
-        _ = self._on_cpu
-
 
 @lru_cache(maxsize=64)
 def assemble(ptx: str) -> nvrtc.Binary:

@@ -235,8 +235,8 @@ class Mojo:
     `module` is its name, and `drive` gets the module as the answer. Else its main() launches kernels: these are
     compiled for a GPU, and run on the CPU from their PTX; `call` is called with them, by name, and a case's inputs, in
     place of the answer. It is self-contained, and its source travels. looks: of these kernels' PTX, once their values
-    are right. Without `main` the text holds operators for MAX, and `drive` gets the folder that they lie in; with "cpu"
-    or "gpu" in place of a case's inputs it only has them compiled, in another process, for one that comes later.
+    are right. Without `main` the text holds operators for MAX, and `drive` gets the folder that they lie in; with
+    "gpu" in place of a case's inputs it only has them compiled for that, in another process than the answer's.
     """
 
     main: str = ""

@@ -376,7 +376,7 @@ specialised_window = Exercise(
 
 
 def run_operator(folder, x, mix=None):
-    """A graph of MAX's that holds the operator alone, loaded once in this process. x: or a device; then that is all."""
+    """A graph of MAX's that holds the operator alone, loaded once in this process. x "gpu", no mix: it is not run."""
     from pathlib import Path
 
     from max import driver, engine
