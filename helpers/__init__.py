@@ -4,6 +4,8 @@
 `helpers.start()` says what it found, or in one sentence why the course cannot run here.
 """
 
+import atexit
+import gc
 import os
 import sys
 from pathlib import Path
@@ -12,6 +14,10 @@ from . import install
 
 if sys.version_info < install.OLDEST:  # nothing below can be imported then, so it is said here, without a traceback
     sys.exit("{}\nMend: {}".format(*install.python_problem()))
+
+atexit.register(gc.freeze)
+"""What is there at the end stays as it is: Python's last collections would walk through all of torch and its compiler,
+for seconds, until Jupyter loses patience with the process and kills it."""
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout: notebooks, labs and records are found from here, whatever folder a notebook runs in."""

@@ -197,8 +197,12 @@ def _kind(interpreted: bool, inductor: bool) -> str:
 def close() -> None:
     """End the zygotes; the next call starts one anew."""
     with _lock:
-        while _zygotes:
-            _zygotes.popitem()[1].close()
+        ending = list(_zygotes.values())
+        _zygotes.clear()
+        for zygote in ending:  # all are told before one is waited for
+            zygote.socket.close()
+        for zygote in ending:
+            zygote.close()
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -147,6 +147,7 @@ class Program:
 SECONDS = 300
 """What a text may take under Nsight Compute."""
 
+# Triton's key, a hash of all its files, is taken once a process, and what is compiled or found on disk asks for it
 _PROGRAM = """
 import importlib
 import os
@@ -157,6 +158,9 @@ from helpers import cuda, interpreter, plots, records, reveal, show, source, sta
 
 try:
     import triton.language
+    from triton.runtime.cache import triton_key as _key
+
+    _key()
 except ImportError:
     pass
 for _name in sys.argv[2:]:
