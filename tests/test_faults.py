@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import nbformat
 import psutil
@@ -20,7 +21,7 @@ import pytest
 import torch
 from jupyter_client.manager import KernelManager
 
-from helpers import ROOT, child, machine, notebooks
+from helpers import ROOT, child, machine, notebooks, stage
 from helpers.checks import Finding, Verdict, judge, rules, sanitizer
 from helpers.checks.findings import failed, place, raised
 from helpers.checks.judge import Stopped, Trial
@@ -482,7 +483,7 @@ def test_run_all_goes_on_to_the_end_of_a_hostile_notebook(tmp_path):
     ],
 )
 def test_bytes_from_a_gpus_memory_are_held_against_the_limit(counted, kind, said, monkeypatch):
-    def bytes_read(program, job, blobs):
+    def bytes_read(program, job):
         if isinstance(counted, Exception):
             raise counted
         return counted
@@ -493,6 +494,21 @@ def test_bytes_from_a_gpus_memory_are_held_against_the_limit(counted, kind, said
     found = trial.few_bytes()
     assert [f.kind for f in found] == [kind] * bool(kind)
     assert said in "".join([*(f.message for f in found), *trial.checked, *trial.unchecked])
+
+
+def test_the_calls_whose_bytes_are_counted_are_written_down_beside_the_passes(monkeypatch):
+    exercise = every()["grouped-launch"]
+    small = [dataclasses.replace(one, inputs=one.inputs and exercise.cases[0].inputs) for one in exercise.limits]
+    trial = Trial(dataclasses.replace(exercise, limits=tuple(small)), solved("grouped-launch"), 1, 10)
+    trial.launched = ["what the passes launch, which these calls do not"]
+    with trial.written() as file:
+        [(job, blobs)] = stage.frames(memoryview(Path(file.name).read_bytes()))
+    assert job["counted"] and not job["ahead"] and job["text"] == trial.program
+    assert len(job["cases"]) == 2 and len(blobs) == 4 and not any("again" in case for case in job["cases"])
+    drawn = trial.drawn(*trial.large()[1])
+    assert bytes(blobs[2]) == bytes(stage.as_bytes(drawn[0])) and bytes(blobs[3]) == bytes(stage.as_bytes(drawn[1]))
+    trial.over = True
+    assert trial.written() is None
 
 
 @pytest.mark.parametrize("name, is_judged_again", [("row-softmax", True), ("what-fuses", False)])

@@ -265,6 +265,7 @@ class Trial:
             self.unchecked.append("what torch.compile makes of the graph: it was captured, and run as it is")
         self.printed = self.place = ""
         self.counting: traffic.Program | None = None
+        self.large_job: Future | None = None
         self.launched: list[dict] = []
         self.begun: list[Future] = []
         self.gpu = machine.gpu()
@@ -301,6 +302,10 @@ class Trial:
             if any(limit.inputs for limit in self.exercise.limits) and not self.sealed:
                 with contextlib.suppress(machine.NotReady):  # `few_bytes` says so
                     self.counting = sanitizer.counting()
+                    if not self.exercise.mojo:  # its program is not there before its Mojo is compiled
+                        pool = ThreadPoolExecutor(1)
+                        self.large_job = pool.submit(self.written)
+                        pool.shutdown(wait=False)
             if self.exercise.mojo and not self.exercise.mojo.main and not self.sealed:
                 self.begun.append(apart.later(self.load))  # while the first pass compiles it for the CPU
             if self.exercise.reference and not self.exercise.needs:
@@ -466,8 +471,12 @@ class Trial:
         key = (number, again)
         with self.drawing:
             if key not in self.draws:
-                self.draws[key] = case.inputs(Draw(self.seed + 7919 * number + 104729 * again, case.kind))
+                self.draws[key] = self.draw(number, case, again)
             return self.draws[key]
+
+    def draw(self, number: int, case: Case, again: bool = False) -> tuple:
+        """`drawn` anew."""
+        return case.inputs(Draw(self.seed + 7919 * number + 104729 * again, case.kind))
 
     def reference(self, number: int, case: Case, again: bool = False) -> Reference:
         """What the outputs of a call are compared with."""
@@ -485,8 +494,27 @@ class Trial:
                 with contextlib.suppress(Exception):  # the comparison says so
                     self.reference(number, case).prepare(case)
 
-    def job(self, mode: str, cases: list, speed: dict | None = None) -> tuple[dict, list[memoryview]]:
-        """What the child is told, and the values of its inputs."""
+    def large(self) -> list[tuple[int, Case]]:
+        """The calls whose bytes from the GPU's memory are counted, numbered as cases are."""
+        calls = [Case("a large call", limit.inputs) for limit in self.exercise.limits if limit.inputs]
+        return list(enumerate(calls, len(self.exercise.cases) + 1))
+
+    def written(self):
+        """The job of `few_bytes`, in a file. It takes seconds, so a thread does it beside the passes; None where they
+        are over before."""
+        for number, case in self.large():
+            if self.over:
+                return None
+            made = self.draw(number, case)  # not under the lock that the passes draw under
+            with self.drawing:
+                self.draws.setdefault((number, False), made)
+        return None if self.over else sanitizer.counted(*self.job("gpu", self.large(), counted=True))
+
+    def job(
+        self, mode: str, cases: list, speed: dict | None = None, counted: bool = False
+    ) -> tuple[dict, list[memoryview]]:
+        """What the child is told, and the values of its inputs. counted: it makes one call of each case, for a profiler,
+        and compiles what that launches."""
         blobs: list[memoryview] = []
 
         def packed(number: int, case: Case, again: bool) -> dict:
@@ -507,7 +535,7 @@ class Trial:
         inspected = mode == "cpu" and bool(self.exercise.needs)
         # a drive may call the answer as often as it likes; where it compiles it, a second time would double the wait
         drives = self.exercise.drive and self.exercise.rung == "compiler"
-        twice = self.exercise.made_of in ("triton", "cuda", "mojo", "torch") and not drives and not inspected
+        twice = self.exercise.made_of in ("triton", "cuda", "mojo", "torch") and not (drives or inspected or counted)
         job = {
             "mode": mode,
             "text": self.program,
@@ -515,7 +543,8 @@ class Trial:
             "made_of": "cuda" if self.exercise.mojo and self.has_kernels else self.exercise.made_of,
             "seed": self.seed,
             "inspected": inspected,
-            "ahead": self.launched if mode == "gpu" and speed is None else [],
+            "ahead": self.launched if mode == "gpu" and speed is None and not counted else [],
+            "counted": counted,
             "same_bits": bool(self.exercise.same_bits) and not inspected,
             "idle": mode == "cpu" and self.exercise.multiplied is not None,
             "trace": self.traces or any(limit.fact in stage.TRACED for limit in self.exercise.limits),
@@ -755,11 +784,11 @@ class Trial:
         if self.sealed:
             self.unchecked.append("bytes from the GPU's memory: the profiler needs the network, which is shut")
             return []
-        large = [Case("a large call", limit.inputs) for limit in self.exercise.limits if limit.inputs]
-        cases = list(enumerate(large, len(self.exercise.cases) + 1))
+        cases = self.large()
         try:
+            program, job = self.counting or sanitizer.counting(), self.large_job.result() if self.large_job else None
             with locks.exclusive("bytes from memory, under Nsight Compute"):
-                read = sanitizer.bytes_read(self.counting or sanitizer.counting(), *self.job("gpu", cases))
+                read = sanitizer.bytes_read(program, job or self.written())
         except RuntimeError as missing:
             reason = str(missing).partition("\n")[0]
             self.unchecked.append(f"bytes from the GPU's memory: {reason}")
