@@ -280,7 +280,42 @@ def at_once(make: Callable, asked: Iterable) -> list:
     """`[make(one) for one in asked]`, where each `make` asks `triton` for a kernel: they are compiled side by side, in
     as many processes as there are processors. What does not compile raises as it would without this.
     """
-    asked, wanted = list(asked), {}
+    asked = list(asked)
+    for text, calls in _wanted(make, asked).items():
+        if len(calls) > 1:
+            with show.working(f"compiling {len(calls)} kernels"):
+                _compile_several(text, calls)
+    return [make(one) for one in asked]
+
+
+def ahead(make: Callable, asked: Iterable) -> None:
+    """Begin to compile what `[make(one) for one in asked]` asks `triton` for, side by side, and do not wait. Whoever
+    then asks for a kernel, this or another, waits until these are there; `apart.settle` waits, too."""
+    wanted = _wanted(make, asked)
+
+    def work() -> None:
+        for text, calls in wanted.items():
+            _compile_several(text, calls)
+
+    if wanted:
+        _begun.append(apart.later(work))
+
+
+_begun: list[Future] = []
+"""What `ahead` has begun and nobody has waited for."""
+
+
+def _settle() -> None:
+    """Have what `ahead` has begun; what does not compile says so to whoever asks for it by itself."""
+    while _begun:
+        with show.working("compiling kernels"):
+            _begun.pop(0).exception()
+
+
+def _wanted(make: Callable, asked: Iterable) -> dict[str, dict]:
+    """The kernels that `make` would have to compile: {text: {call: (name, architecture)}}."""
+    _settle()
+    wanted = {}
     for one in asked:
         try:
             with _asking():
@@ -288,17 +323,16 @@ def at_once(make: Callable, asked: Iterable) -> list:
         except _Asked as found:
             text, call, name, arch = found.args
             wanted.setdefault(text, {})[call] = name, arch
-    for text, calls in wanted.items():
-        if len(calls) < 2:
-            continue
-        several = f"_several([{', '.join(f'lambda: {call}' for call in calls)}])"
-        with show.working(f"compiling {len(calls)} kernels"):
-            layouts = _LAYOUTS if "Layout(" in several else ""
-            done = child.run(text + _COMPILE + layouts, several, interpreted=False, seconds=300)
-        for (call, (name, arch)), value in zip(calls.items(), done.value if done.ok else (), strict=False):
-            if value is not None:
-                _keep(text, call, name, arch, value)
-    return [make(one) for one in asked]
+    return wanted
+
+
+def _compile_several(text: str, calls: dict[str, tuple[str, str]]) -> None:
+    several = f"_several([{', '.join(f'lambda: {call}' for call in calls)}])"
+    layouts = _LAYOUTS if "Layout(" in several else ""
+    done = child.run(text + _COMPILE + layouts, several, interpreted=False, seconds=300)
+    for (call, (name, arch)), value in zip(calls.items(), done.value if done.ok else (), strict=False):
+        if value is not None:
+            _keep(text, call, name, arch, value)
 
 
 class _Asked(BaseException):
@@ -374,6 +408,8 @@ def compiled(
 
     sealed: as `child.run` takes it, since the text is run to have its kernel."""
     call = _call(name, types, constants, arch, num_warps, num_stages, line_info, options or {}, None)
+    if (text, call) not in _compiled and not _gathering:
+        _settle()
     if (text, call) not in _compiled:
         if _gathering:
             raise _Asked(text, call, name, arch)
@@ -848,6 +884,7 @@ def _call(name, types, constants, arch, num_warps, num_stages, line_info, option
 
 
 def _compile(text: str, call: str, name: str, arch: str, sealed: bool = False):
+    _settle()  # it would else need another process to compile in
     with show.working("compiling the kernel"):
         layouts = _LAYOUTS if "Layout(" in call else ""
         done = child.run(text + _COMPILE + layouts, call, interpreted=False, seconds=300, sealed=sealed)

@@ -308,6 +308,34 @@ def test_several_at_once_are_what_each_is_alone():
     assert together == [make(one) for one in asked]
 
 
+def test_what_is_begun_ahead_is_what_it_is_alone(monkeypatch):
+    asked = [("sm_80", 1), ("sm_90", 2)]
+
+    def make(one):
+        return compiled(one[0], num_warps=one[1])
+
+    reveal._compiled.clear()
+    reveal.ahead(make, asked)
+    with monkeypatch.context() as patched:
+        patched.setattr(reveal, "_compile", lambda *_: pytest.fail("it was compiled once more"))
+        made = [make(one) for one in asked]
+    reveal.ahead(make, asked)
+    assert not reveal._begun  # they are there
+    reveal._compiled.clear()
+    assert made == [make(one) for one in asked]
+
+
+def test_what_does_not_compile_ahead_says_so_to_whoever_asks_for_it():
+    def make(block):
+        types = {"o_ptr": "*fp16", "x_ptr": "*fp32", "n": "i32"}
+        return reveal.triton(scale, types, {"factor": 2.0, "kind": tl.float16, "B": block})
+
+    reveal.ahead(make, [96, 128])
+    assert make(128).name == "scale"
+    with pytest.raises(reveal.CompileFailed, match="power of 2"):
+        make(96)
+
+
 def test_one_of_several_that_does_not_compile_raises_as_it_does_alone():
     def make(factor):
         return reveal.triton(
