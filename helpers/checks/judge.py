@@ -513,7 +513,7 @@ class Trial:
     def job(
         self, mode: str, cases: list, speed: dict | None = None, counted: bool = False
     ) -> tuple[dict, list[memoryview]]:
-        """What the child is told, and the values of its inputs. counted: it makes one call of each case, for a profiler,
+        """What the child is told, and the values of its inputs. counted: it makes one call of each case for a profiler,
         and compiles what that launches."""
         blobs: list[memoryview] = []
 

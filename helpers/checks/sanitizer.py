@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from .. import child, machine, stage, traffic
@@ -57,8 +57,10 @@ def counting() -> traffic.Program:
 
 def counted(job: dict, blobs: list[memoryview]):
     """A job of `bytes_read`, in a file that goes when nobody needs it."""
-    file = tempfile.NamedTemporaryFile(buffering=0)
-    stage.put(file.fileno(), job, blobs)
+    with ExitStack() as failing:
+        file = failing.enter_context(tempfile.NamedTemporaryFile(buffering=0))
+        stage.put(file.fileno(), job, blobs)
+        failing.pop_all()
     return file
 
 
