@@ -10,10 +10,13 @@ Against Nsight Compute this was within 3% from 20 µs up and within 1 µs below 
 """
 
 import itertools
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from . import locks, machine, records, refusals, show
@@ -143,12 +146,40 @@ def _queue(rival: tuple[Callable, Callable], calls: int) -> tuple[float, float]:
     return time.perf_counter() - began, launched - began
 
 
+@contextmanager
+def _tracing() -> Iterator:
+    """PyTorch's profiler around what is done with it, for kernels alone."""
+    from torch.profiler import ProfilerActivity, profile
+
+    seen = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
+    with _unsaid():
+        seen.__enter__()
+    try:
+        yield seen
+    finally:
+        with _unsaid():
+            seen.__exit__(None, None, None)
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Without what the profiler of torch 2.13 reports of its own start and end, on the process's stderr."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def _traced(rivals: Rivals, calls: dict[str, int], turns: list[str], watch: "_Watch") -> dict[str, list[float]]:
     """µs a call in each turn, by the driver's trace of all kernels of this process."""
     import torch
-    from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+    with _tracing() as seen:
         for i, name in enumerate(turns):
             _queue(rivals[name], calls[name])
             torch.cuda._sleep(0)  # a kernel that nothing else here uses: it ends the turn
