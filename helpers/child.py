@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import re
+import select
 import selectors
 import signal
 import socket
@@ -197,12 +198,10 @@ def _kind(interpreted: bool, inductor: bool) -> str:
 def close() -> None:
     """End the zygotes; the next call starts one anew."""
     with _lock:
-        ending = list(_zygotes.values())
-        _zygotes.clear()
-        for zygote in ending:  # all are told before one is waited for
-            zygote.socket.close()
-        for zygote in ending:
-            zygote.close()
+        for zygote in _zygotes.values():
+            zygote.part()  # all of them, before one is waited for
+        while _zygotes:
+            _zygotes.popitem()[1].close()
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -289,15 +288,25 @@ def _zygote_for(kind: str) -> Iterator["_Zygote"]:
 
 def _zygote(kind) -> "_Zygote":
     if kind not in _zygotes or not _zygotes[kind].alive():
-        _zygotes[kind] = _Zygote(kind)
+        at_work = (one for one in _zygotes.values() if one.kind == kind != "bare" and one.alive())
+        _zygotes[kind] = _Zygote(kind, next(at_work, None))
     return _zygotes[kind]
 
 
 class _Zygote:
-    def __init__(self, kind: str):
+    """Started anew, or as a fork of `other`, as soon as that has its packages: no second import of them."""
+
+    def __init__(self, kind: str, other: "_Zygote | None" = None):
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.kind, self.is_ready = kind, False
+        self.kind, self.pid, self.process = kind, 0, None
         with theirs:
+            if other:
+                with contextlib.suppress(OSError):  # it has just ended: then this one is not alive either
+                    socket.send_fds(other.socket, [b"twin"], [theirs.fileno()])
+                return
+            env = {"PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(ROOT)])}
+            if kind == "captured":  # no process of Inductor's a processor, and whether there is a GPU NVML tells:
+                env |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # it will be forked
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-X", "utf8", _SCRIPT, str(theirs.fileno()), kind],
                 pass_fds=[theirs.fileno()],
@@ -305,26 +314,45 @@ class _Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=_environment({"PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(ROOT)])}, kind),
+                env=_environment(env, kind),
             )
 
     def alive(self) -> bool:
-        return self.process.poll() is None
+        if self.process:
+            return self.process.poll() is None
+        ended = select.poll()  # a fork of another one is that one's child, but its end of the socket tells
+        ended.register(self.socket, 0)
+        return not ended.poll(0)
+
+    def part(self) -> None:
+        """Tell it to end."""
+        with contextlib.suppress(OSError):  # it has ended
+            self.socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
+        """Have it end, and wait for that, 10 s at most; one that still loads has nothing to tidy up."""
+        self.part()
+        self.socket.settimeout(10)
+        with contextlib.suppress(OSError):  # it took too long, or has ended without a word
+            while (self.pid or not self.process) and self.socket.recv(4096):
+                continue
+        self.kill()
         self.socket.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
+
+    def kill(self) -> None:
+        """End what is left of it at once."""
+        if self.process:
             self.process.kill()
             self.process.wait()
+        elif self.pid and self.alive():
+            os.kill(self.pid, signal.SIGKILL)
 
     def carry_out(self, job, seconds, output_bytes, share) -> Result:
-        if not self.is_ready:
+        if not self.pid:
             said = self.socket.recv(4096)
-            if said != b"ready":
+            if not said.startswith(b"ready"):
                 raise RuntimeError(f"The process that runs code apart could not start: {said.decode() or 'it died'}.")
-            self.is_ready = True
+            self.pid = int(said.split()[1])
         pipes = [os.pipe() for _ in range(3)]
         with TemporaryFile() as f, contextlib.ExitStack() as reading:
             f.write(json.dumps(job).encode())
@@ -351,8 +379,7 @@ class _Zygote:
                 answer = self._end()
             watch.until(time.monotonic() + 2)  # what was written just before the end
         if not answer:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
             return Result(None, *watch.texts(), None, signal.SIGKILL, False, taken, "it killed the process that ran it")
         answer = json.loads(answer)
         code = os.waitstatus_to_exitcode(answer["status"] or 0)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 
 from . import locks, machine, records, refusals, show
 from .records import Measurement
@@ -131,19 +132,14 @@ def queued(rivals: Rivals, rounds: int = ROUNDS, trace: bool = True) -> dict[str
     return {name: _summary(values, how, watch.notes()) for name, values in samples.items()}
 
 
-class _NoTrace(RuntimeError):
-    """The driver's trace tells nothing, or not what was expected."""
+@cache
+def ready_to_trace() -> None:
+    """Load what the driver's trace needs, once in a process: seconds that `queued` would spend while others wait."""
+    import torch
 
-
-def _queue(rival: tuple[Callable, Callable], calls: int) -> tuple[float, float]:
-    """Seconds by the host's clock until these calls are done, and until they are launched."""
-    start, finish = rival
-    began = time.perf_counter()
-    for _ in range(calls):
-        last = start()
-    launched = time.perf_counter()
-    finish(last)
-    return time.perf_counter() - began, launched - began
+    torch.zeros(1, device="cuda")
+    with _tracing():
+        torch.cuda.synchronize()
 
 
 @contextmanager
@@ -173,6 +169,21 @@ def _unsaid() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+class _NoTrace(RuntimeError):
+    """The driver's trace tells nothing, or not what was expected."""
+
+
+def _queue(rival: tuple[Callable, Callable], calls: int) -> tuple[float, float]:
+    """Seconds by the host's clock until these calls are done, and until they are launched."""
+    start, finish = rival
+    began = time.perf_counter()
+    for _ in range(calls):
+        last = start()
+    launched = time.perf_counter()
+    finish(last)
+    return time.perf_counter() - began, launched - began
 
 
 def _traced(rivals: Rivals, calls: dict[str, int], turns: list[str], watch: "_Watch") -> dict[str, list[float]]:

@@ -6,7 +6,8 @@ On "end" the fork and all its descendants are killed: whoever loses its parent b
 (it is a subreaper), so a daemon does not get away. It ends, and takes everything down, when its socket closes.
 
 Messages (SOCK_SEQPACKET): "run" with the file descriptors [job, stdout, stderr, value, shared...] is answered by the
-fork's pid and its pidfd; "end" by {"status", "left", "kin"}. The job is JSON in an anonymous file.
+fork's pid and its pidfd; "end" by {"status", "left", "kin"}. The job is JSON in an anonymous file. "twin" with a socket
+is answered there: another such process, which has the packages at once, serves it, whatever becomes of this one.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ FILE_BYTES = 1 << 32
 
 def serve(sock: socket.socket, preload: str) -> None:
     """Answer the messages on `sock` until it closes; an error while preloading is sent instead of "ready"."""
+    gc.disable()  # what packages make stays: to look through it again and again takes a fifth of the time
     try:
         load(preload)
     except BaseException as e:  # the parent raises it: nothing can be run without these packages
@@ -37,9 +39,10 @@ def serve(sock: socket.socket, preload: str) -> None:
         return
     gc.collect()
     gc.freeze()  # a fork's collector need not walk through the packages, nor copy their pages by doing so
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    sock.send(b"ready")
+    sock.send(b"ready %d" % os.getpid())
     pid = None
     while True:
         message, fds, *_ = socket.recv_fds(sock, 4096, 8)
@@ -52,6 +55,17 @@ def serve(sock: socket.socket, preload: str) -> None:
             socket.send_fds(sock, [str(pid).encode()], [pidfd])
             for fd in (pidfd, *fds):
                 os.close(fd)
+        elif message == b"twin":
+            if twin := os.fork():
+                twins.add(twin)
+                os.close(fds[0])
+                continue
+            os.setsid()
+            prctl(PR_SET_CHILD_SUBREAPER, 1)  # a fork does not inherit this
+            sock.close()
+            sock, pid = socket.socket(fileno=fds[0]), None
+            twins.clear()
+            sock.send(b"ready %d" % os.getpid())
         elif message == b"end":
             status, left, kin = sweep(pid)
             sock.send(json.dumps({"status": status, "left": left, "kin": kin}).encode())
@@ -60,9 +74,13 @@ def serve(sock: socket.socket, preload: str) -> None:
             os._exit(0)  # tearing torch down would take a second
 
 
+twins: set[int] = set()
+"""Forks of this process that serve sockets of their own: no descendants that are to end with a job."""
+
+
 def load(preload: str) -> None:
     """Import what jobs will need. preload: "bare" (nothing), "compiled" or "interpreted" (how Triton runs there),
-    "captured" (compiled, and torch.compile captures graphs), "inductor" (interpreted, and it has compiled), "tvm",
+    "captured" (compiled, and torch.compile is imported), "inductor" (interpreted, and it has compiled), "tvm",
     "jax", "max", "cutlass"."""
     if preload == "bare":
         return
@@ -83,7 +101,9 @@ def load(preload: str) -> None:
         from helpers import interpreter
 
         interpreter.install()
-    packages = {"captured": ("torch._dynamo.repro.after_dynamo",), "inductor": ()}  # the former: 5 s of a first graph
+    # the first two: 5 s of a first graph, and one more of its code; neither asks for a GPU while it is imported
+    captured = "torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx"
+    packages = {"captured": captured, "inductor": ()}
     for package in ("IPython", *packages.get(preload, ("cupy", "triton.experimental.gluon.nvidia.hopper"))):
         with contextlib.suppress(ImportError):
             importlib.import_module(package)
@@ -166,6 +186,7 @@ def sweep(first: int | None) -> tuple[int | None, int, int]:
                 break
             if pid == 0:
                 break
+            twins.discard(pid)  # one that has ended by itself
             status = how if pid == first else status
         if time.monotonic() > end:
             return status, len(below), kin
@@ -174,7 +195,7 @@ def sweep(first: int | None) -> tuple[int | None, int, int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """The pids of all processes below `pid`."""
+    """The pids of all processes below `pid`, but for `twins` and what is below them."""
     found, look = [], [pid]
     while look:
         parent = look.pop()
@@ -183,7 +204,7 @@ def descendants(pid: int) -> list[int]:
             lists = [Path(f"/proc/{parent}/task/{t}/children").read_text() for t in threads]
         except (FileNotFoundError, ProcessLookupError):  # it ended between two looks
             continue
-        kids = [int(kid) for line in lists for kid in line.split()]
+        kids = [int(kid) for line in lists for kid in line.split() if int(kid) not in twins]
         found += kids
         look += kids
     return found

@@ -188,6 +188,24 @@ import tvm
     assert done.ok, done.stderr
 
 
+def test_loading_the_compiler_of_torch_asks_for_no_gpu_and_starts_nothing():
+    script = """
+import os, pathlib, threading, torch
+def asked(*args, **kwargs):
+    raise SystemExit("CUDA was asked for")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = torch.cuda.current_device = asked
+torch.version.cuda = "13.0"
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+from helpers import zygote
+zygote.load("captured")
+import sys
+assert "torch._inductor.compile_fx" in sys.modules and threading.active_count() == 1
+assert not pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+"""
+    done = child.python(["-c", script], seconds=120, env={"HELPERS_MODE": "cpu"})
+    assert done.ok, done.stderr
+
+
 @jax_is_here
 @pytest.mark.skipif(machine.gpu(), reason="JAX can use the GPU here")
 def test_jax_that_cannot_use_the_gpu_says_why_and_does_not_go_on_with_the_cpu(monkeypatch):

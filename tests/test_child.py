@@ -181,6 +181,25 @@ def test_calls_of_several_threads_run_side_by_side(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the zygote")
+def test_a_second_process_of_a_kind_is_a_fork_of_the_first():
+    def alive(pid):
+        line = Path(f"/proc/{pid}/cmdline")
+        return line.exists() and line.read_bytes()  # empty: it has ended, and nobody has asked how
+
+    text = "import os, subprocess, time\nsubprocess.Popen(['sleep', '60'])\nbegan = time.monotonic()"
+    wait = "time.sleep(0.5), os.getppid(), began, time.monotonic()"
+    child.close()
+    with ThreadPoolExecutor(3) as pool:
+        made = [done.result() for done in [pool.submit(child.run, text, wait, interpreted=False) for _ in range(3)]]
+    assert [(done.why(), done.kin) for done in made] == [("it ended well", 1)] * 3  # each sweeps its own
+    _, parents, starts, ends = zip(*(done.value for done in made), strict=True)
+    assert len(set(parents)) == 3 and max(starts) < min(ends)  # side by side
+    first = next(iter(child._zygotes.values()))
+    assert child.run("import os", "os.getppid()", interpreted=False).value == first.pid
+    child.close()
+    assert not [pid for pid in parents if alive(pid)]
+
+
 def test_a_program_that_was_begun_runs_beside_others(tmp_path):
     wait = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nprint('seen')"
     begun = child.begin([sys.executable, "-c", wait, tmp_path / "sign"])

@@ -143,19 +143,21 @@ def test_a_program_runs_its_text_once_it_has_one(monkeypatch, tmp_path, ahead):
     assert not program.folder.exists()
 
 
-@pytest.mark.parametrize("inductor", [False, True])
-def test_a_program_that_will_compile_has_the_compiler_loaded(monkeypatch, tmp_path, inductor):
+@pytest.mark.parametrize("packages", [(), ("torch._inductor.compile_fx", "jax.numpy")])
+def test_a_program_has_loaded_what_its_text_will_import(monkeypatch, tmp_path, packages):
+    pytest.importorskip("jax")
     stand_in_for_ncu(monkeypatch, tmp_path)
-    program = traffic.Program([traffic.READ], traffic.IN_RANGES, inductor=inductor)
-    loaded = 'import sys\nloaded = "torch._inductor.compile_fx" in sys.modules\n'
-    (row,) = program.rows(f'{loaded}print(\'"loaded"\\n""\')\nprint(f\'"{{loaded}}"\')')
-    assert row["loaded"] == str(inductor)
+    program = traffic.Program([traffic.READ], traffic.IN_RANGES, packages=packages)
+    loaded = 'import os, sys\nloaded = [n in sys.modules for n in ("torch._inductor.compile_fx", "jax.numpy")]\n'
+    told = loaded + 'loaded += [os.environ.get("JAX_PLATFORMS") == "cuda"]\n'
+    (row,) = program.rows(f'{told}print(\'"loaded"\\n""\')\nprint(f\'"{{loaded}}"\')')
+    assert row["loaded"] == str([bool(packages)] * 3)
 
 
 def test_what_was_started_ahead_is_used_once(monkeypatch, tmp_path):
     class Program:
-        def __init__(self, *counted, ahead=False, inductor=False):
-            self.counted, self.ahead, self.folder = counted, ahead, tmp_path
+        def __init__(self, *counted, ahead=False, packages=()):
+            self.counted, self.ahead, self.folder, self.packages = counted, ahead, tmp_path, packages
 
         def rows(self, text):
             used.append(self.ahead)
@@ -170,7 +172,8 @@ def test_what_was_started_ahead_is_used_once(monkeypatch, tmp_path):
     def tile():
         pass
 
-    traffic.warm()
+    traffic.warm("json.decoder", "no_such_package", inductor=True)
+    assert traffic._ahead[0].packages[:1] == ["json.decoder"] and len(traffic._ahead[0].packages) == 3
     for case in range(2):
         traffic.measured(tile, given={"CASE": case})
     assert used == [True, False] and not traffic._ahead

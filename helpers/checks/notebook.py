@@ -2,12 +2,14 @@
 
 import dataclasses
 import difflib
+import importlib
 import os
 import re
+from functools import cache
 
 from IPython.display import display
 
-from .. import ROOT, ledger, machine, reveal, show, source
+from .. import ROOT, apart, ledger, machine, reveal, show, source
 from .. import progress as memory
 from ..exercises import Exercise, every
 from .judge import Stopped, bytes_asked, judge, unread
@@ -35,6 +37,8 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
     """
     if not (exercise := _exercise(name)):
         return
+    if machine.gpu() and exercise.rung == "compiler" and exercise.made_of != "mojo" and not exercise.package:
+        apart.later(_load_compiler)  # the cells of this lab look at what torch.compile makes, too
     entry = getattr(answer, "__name__", exercise.entry)
     try:
         text = source.live(entry)
@@ -58,6 +62,12 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
     else:
         verdict = remembered(exercise, verdict)
     display(verdict)
+
+
+@cache
+def _load_compiler() -> None:
+    """What torch.compile imports at its first call: seconds, here, while an answer is judged in another process."""
+    importlib.import_module("torch._dynamo.repro.after_dynamo")
 
 
 def requested(name: str, answer, *inputs) -> int:
