@@ -99,6 +99,7 @@ def run(
     packages: str = "",
     share: Sequence[int] = (),
     sealed: bool = False,
+    until: int | None = None,
 ) -> Result:
     """Run a module text, then the expression `call`, whose JSON-able value comes back.
 
@@ -109,6 +110,8 @@ def run(
     captures a graph is loaded, which touches no GPU.
     `packages`: "tvm", "jax", "max" or "cutlass", loaded in place of Triton; `helpers.apart` asks for it.
     `share`: at most four file descriptors (memory, say) that the text finds, open, in its global `__shared__`.
+    `until`: a file descriptor; once there is something to read from it, or its other end is closed, the text is ended
+    as if its time were over.
     `sealed`: without the network and the sight of other processes, where the system permits that (`helpers.sealed`);
     what runs on a GPU may still connect to programs on this machine.
     """
@@ -118,7 +121,7 @@ def run(
     if sealed:
         sealed = "but for daemons" if machine.gpu() and kind not in ("interpreted", "inductor") else "whole"
     job = {"text": text, "call": call, "argv": None, "env": _environment(env, kind), "sealed": sealed}
-    return _carry_out(kind, job, seconds, memory_bytes, output_bytes, share)
+    return _carry_out(kind, job, seconds, memory_bytes, output_bytes, share, until)
 
 
 def python(args: list[str], **limits) -> Result:
@@ -158,7 +161,7 @@ class Begun:
         job = _placed(job, None)
 
         def watch():
-            with contextlib.suppress(OSError):  # it was ended, and the zygote with it
+            with contextlib.suppress(OSError, RuntimeError):  # it was ended, and the zygote with it
                 self._left = zygote.carry_out(job, self.LONGEST, output_bytes, ())
 
         self._watch = threading.Thread(target=watch, daemon=True)
@@ -256,12 +259,12 @@ def _placed(job: dict, memory_bytes: int | None) -> dict:
     }
 
 
-def _carry_out(kind, job, seconds, memory_bytes, output_bytes, share=()) -> Result:
+def _carry_out(kind, job, seconds, memory_bytes, output_bytes, share=(), until=None) -> Result:
     job = _placed(job, memory_bytes)
     if not _can_fork():
-        return _plain(kind, job, seconds, output_bytes, share)
+        return _plain(kind, job, seconds, output_bytes, share, until)
     with _zygote_for(kind) as zygote:
-        return zygote.carry_out(job, seconds, output_bytes, share)
+        return zygote.carry_out(job, seconds, output_bytes, share, until)
 
 
 @contextlib.contextmanager
@@ -297,25 +300,41 @@ class _Zygote:
     """Started anew, or as a fork of `other`, as soon as that has its packages: no second import of them."""
 
     def __init__(self, kind: str, other: "_Zygote | None" = None):
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.kind, self.pid, self.process = kind, 0, None
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             if other:
                 with contextlib.suppress(OSError):  # it has just ended: then this one is not alive either
                     socket.send_fds(other.socket, [b"twin"], [theirs.fileno()])
-                return
-            env = {"PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(ROOT)])}
-            if kind == "captured":  # no process of Inductor's a processor, and whether there is a GPU NVML tells:
-                env |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # it will be forked
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-X", "utf8", _SCRIPT, str(theirs.fileno()), kind],
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=_environment(env, kind),
-            )
+            else:
+                self._start(theirs)
+
+    def _start(self, theirs: socket.socket) -> None:
+        env = {"PYTHONPATH": os.pathsep.join([p for p in sys.path if p] + [str(ROOT)])}
+        if self.kind == "captured":  # no process of Inductor's a processor, and whether there is a GPU NVML tells:
+            env |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # it will be forked
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-X", "utf8", _SCRIPT, str(theirs.fileno()), self.kind],
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=_environment(env, self.kind),
+        )
+
+    def _ready(self) -> int:
+        """Its pid, once it has its packages. Where a fork came to nothing, since `other` ended, it is started anew."""
+        said = self.socket.recv(4096)
+        if not said and not self.process:
+            self.socket.close()
+            self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._start(theirs)
+            said = self.socket.recv(4096)
+        if not said.startswith(b"ready"):
+            raise RuntimeError(f"The process that runs code apart could not start: {said.decode() or 'it died'}.")
+        return int(said.split()[1])
 
     def alive(self) -> bool:
         if self.process:
@@ -347,12 +366,8 @@ class _Zygote:
         elif self.pid and self.alive():
             os.kill(self.pid, signal.SIGKILL)
 
-    def carry_out(self, job, seconds, output_bytes, share) -> Result:
-        if not self.pid:
-            said = self.socket.recv(4096)
-            if not said.startswith(b"ready"):
-                raise RuntimeError(f"The process that runs code apart could not start: {said.decode() or 'it died'}.")
-            self.pid = int(said.split()[1])
+    def carry_out(self, job, seconds, output_bytes, share, until=None) -> Result:
+        self.pid = self.pid or self._ready()
         pipes = [os.pipe() for _ in range(3)]
         with TemporaryFile() as f, contextlib.ExitStack() as reading:
             f.write(json.dumps(job).encode())
@@ -368,7 +383,7 @@ class _Zygote:
             pidfd = reading.enter_context(os.fdopen(fds[0], "rb", buffering=0))
             watch = _Watch(ends, output_bytes)
             try:
-                timed_out = not watch.until(start + seconds, pidfd)
+                timed_out = not watch.until(start + seconds, pidfd, until)
                 if timed_out and job["text"]:
                     watch.ask(lambda: signal.pidfd_send_signal(fds[0], signal.SIGUSR1))
             except KeyboardInterrupt:
@@ -403,10 +418,10 @@ class _Watch:
         self.kept, self.cut = [bytearray() for _ in pipes], [False] * 3
         self.open = dict(zip(pipes, range(3), strict=True))
 
-    def until(self, deadline: float, ended=None) -> bool:
-        """Read until `ended` is readable, or every pipe is closed; False when the deadline came first."""
+    def until(self, deadline: float, ended=None, stop: int | None = None) -> bool:
+        """Read until `ended` is readable, or every pipe is closed; False when the deadline, or `stop`, came first."""
         with selectors.DefaultSelector() as selector:
-            for pipe in [*self.open, *([ended] if ended else [])]:
+            for pipe in [*self.open, *([ended] if ended else []), *([stop] if stop is not None else [])]:
                 selector.register(pipe, selectors.EVENT_READ)
             while ended or self.open:
                 left = deadline - time.monotonic()
@@ -416,6 +431,8 @@ class _Watch:
                 for key, _ in ready:
                     if key.fileobj is ended:
                         return True
+                    if key.fileobj is stop:
+                        return False
                     if not self._take(key.fileobj):
                         selector.unregister(key.fileobj)
         return True
@@ -464,7 +481,7 @@ class _Watch:
         )
 
 
-def _plain(kind, job, seconds, output_bytes, share) -> Result:
+def _plain(kind, job, seconds, output_bytes, share, until=None) -> Result:
     """One job without a zygote: a subprocess of its own session."""
     pipes = [os.pipe() for _ in range(3)]
     with contextlib.ExitStack() as reading, TemporaryFile() as f:
@@ -486,7 +503,7 @@ def _plain(kind, job, seconds, output_bytes, share) -> Result:
             os.close(w)
         watch = _Watch(ends, output_bytes)
         try:
-            timed_out = not watch.until(start + seconds)
+            timed_out = not watch.until(start + seconds, stop=until)
             if not timed_out:
                 process.wait(max(0, start + seconds - time.monotonic()))
             elif job["text"]:

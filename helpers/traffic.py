@@ -154,6 +154,10 @@ SECONDS = 300
 
 # Triton's key, a hash of all its files, is taken once a process, and what is compiled or found on disk asks for it
 _PROGRAM = """
+import gc
+
+gc.disable()  # what packages make stays: to look through it again and again takes a fifth of the time
+
 import importlib
 import os
 import sys
@@ -169,7 +173,12 @@ try:
 except ImportError:
     pass
 for _name in sys.argv[2:]:
-    importlib.import_module(_name)
+    try:
+        importlib.import_module(_name)
+    except Exception:
+        pass  # where the text needs it, it says so
+gc.freeze()
+gc.enable()
 
 __file__, _parent = sys.argv[1], os.getppid()
 while not os.path.exists(__file__):

@@ -37,6 +37,9 @@ def serve(sock: socket.socket, preload: str) -> None:
     except BaseException as e:  # the parent raises it: nothing can be run without these packages
         sock.send(f"{type(e).__name__}: {e}".encode()[:4000])
         return
+    if preload == "captured" and began_cuda():  # the packages of another version: better without them than in vain
+        os.set_inheritable(sock.fileno(), True)
+        os.execv(sys.executable, [sys.executable, "-P", "-X", "utf8", __file__, str(sock.fileno()), "compiled"])
     gc.collect()
     gc.freeze()  # a fork's collector need not walk through the packages, nor copy their pages by doing so
     gc.enable()
@@ -71,6 +74,10 @@ def serve(sock: socket.socket, preload: str) -> None:
             sock.send(json.dumps({"status": status, "left": left, "kin": kin}).encode())
         else:
             sweep(pid)
+            sock.close()
+            while twins:  # without this parent, their own parent's next sweep would take them for a job's
+                twins.discard(os.wait()[0])
+                sweep(None)
             os._exit(0)  # tearing torch down would take a second
 
 
@@ -115,6 +122,15 @@ def load(preload: str) -> None:
     if preload == "inductor":  # loading it and its patterns takes longer than a check does afterwards
         x = torch.ones(16, 16)
         reveal.inductor(lambda: torch.softmax(x @ x, -1), run=False)
+
+
+def began_cuda() -> bool:
+    """Whether CUDA's driver is at work in this process: then no fork of it could use a GPU."""
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the list itself
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia-uvm"):
+                return True
+    return False
 
 
 def load_tvm() -> None:

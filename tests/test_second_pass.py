@@ -1,6 +1,7 @@
 """On a GPU an answer runs as in CPU mode and then for real: what of that is left out, and who waits for whom."""
 
 import contextlib
+import os
 import threading
 
 import pytest
@@ -82,3 +83,40 @@ def test_python_does_not_end_while_a_reference_is_computed(trial, monkeypatch):
     monkeypatch.setattr(Trial, "prepare", lambda self: seen.append(threading.current_thread().daemon))
     monkeypatch.setattr(Trial, "passes", lambda self: [])
     assert trial("row-softmax").run() == [] and seen == [False]
+
+
+def test_what_is_made_of_pytorch_runs_in_both_passes_at_once(trial, taken, monkeypatch):
+    """Kernels wait until the first pass has seen that they keep to their tensors."""
+    monkeypatch.setattr(child, "warm", lambda **named: None)
+    begun, stopped = threading.Event(), []
+
+    def played(self, mode, cases, speed=None, until=None):
+        begun.set()
+        return [({"event": "end"}, [])], child.run(f"import time\ntime.sleep({self.text})", until=until)
+
+    def first(self):
+        assert begun.wait(30)
+        return self.found
+
+    monkeypatch.setattr(Trial, "prepare", lambda self: None)
+    monkeypatch.setattr(Trial, "played", played)
+    monkeypatch.setattr(Trial, "on_cpu", first)
+    monkeypatch.setattr(Trial, "compared", lambda self, mode, cases, left: [])
+    monkeypatch.setattr(Trial, "ended", lambda self, mode, cases, left, done: stopped.append(done.timed_out) or [])
+    for name in ("graph-breaks", "fusable-norm"):
+        one = trial(name)
+        one.found, one.text = [], "0.1"
+        assert one.run() == [] and one.checked == [f"{len(one.exercise.cases)} cases on the GPU"]
+        assert stopped == [False] and taken == ["shared"]
+        stopped.clear(), taken.clear(), begun.clear()
+    one.found, one.text, one.second = ["a finding"], "100", None
+    assert one.run() == ["a finding"] and one.second.result()[2].timed_out and not stopped
+    assert not trial("row-softmax").may_run_beside() and not trial("honest-timer").may_run_beside()
+
+
+def test_a_text_ends_when_it_is_told_to():
+    until, tell = os.pipe()
+    with os.fdopen(until), os.fdopen(tell, "w") as teller:
+        threading.Timer(0.3, teller.close).start()
+        done = child.run("import time\ndef waits():\n    time.sleep(100)\nwaits()", until=until)
+    assert done.timed_out and done.seconds < 20 and "in waits" in done.stderr

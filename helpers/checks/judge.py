@@ -266,6 +266,7 @@ class Trial:
         self.printed = self.place = ""
         self.counting: traffic.Program | None = None
         self.large_job: Future | None = None
+        self.second: Future | None = None
         self.launched: list[dict] = []
         self.begun: list[Future] = []
         self.gpu = machine.gpu()
@@ -328,6 +329,10 @@ class Trial:
         }
 
     def passes(self) -> list[Finding]:
+        if self.gpu and self.may_run_beside():
+            with self.lock(), self.begun_beside():
+                findings = self.on_cpu() or self.on("gpu")
+            return findings or self.measured()
         findings = self.on_cpu()
         if not findings and not self.can_run():
             here = f"this GPU is {machine.here().arch}" if self.gpu else "this machine has no GPU"
@@ -340,10 +345,7 @@ class Trial:
                 worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory"))
                 if worth and self.has_kernels:
                     findings += caught("compute-sanitizer", self.sanitized())
-            if not findings and any(limit.inputs for limit in self.exercise.limits):
-                findings = caught("counts", self.few_bytes())
-            if not findings and self.exercise.speed:
-                findings = caught("timer", self.fast_enough())
+            findings = findings or self.measured()
         elif self.sanitize and not self.gpu:
             self.unchecked.append("compute-sanitizer: it needs a GPU")
         return findings
@@ -352,6 +354,34 @@ class Trial:
         """Whether there is a case that only runs for real once it runs on the GPU."""
         every = enumerate(self.exercise.cases)
         return any(case.mode != "cpu" and not self.seen_on_cpu(i, case) for i, case in every)
+
+    def may_run_beside(self) -> bool:
+        """Whether both passes may run at the same time: where the answer is made of PyTorch's operators (kernels come
+        to a GPU once the first pass has seen that they keep to their tensors), and needs no GPU of its own."""
+        exercise = self.exercise
+        plain = exercise.made_of == "torch" and not exercise.package and not exercise.needs
+        return plain and not exercise.alone and self.has_second_pass()
+
+    @contextlib.contextmanager
+    def begun_beside(self) -> Iterator[None]:
+        """Begin the second pass; at the end it is over, or is ended."""
+        cases = list(self.cases("gpu"))
+        until, self.end_second = os.pipe()
+
+        def play():
+            try:
+                return cases, *self.played("gpu", cases, until=until)
+            finally:
+                os.close(until)
+
+        self.second = apart.later(play)
+        try:
+            yield
+        finally:
+            os.close(self.end_second)
+            if self.second.cancel():  # its turn has not come
+                os.close(until)
+            wait([self.second], 2)  # one whose process is not ready yet ends before it begins
 
     def lock(self):
         """What keeps the second pass out of others' timings, and of an answer that is a timer all others."""
@@ -375,8 +405,9 @@ class Trial:
         return findings
 
     def on(self, mode: str) -> list[Finding]:
-        cases = list(self.cases(mode))
-        if not cases:
+        begun = self.second if mode == "gpu" else None
+        cases = [] if begun else list(self.cases(mode))
+        if not cases and not begun:
             return []
         looked: list[Built] = []
         if self.exercise.mojo:
@@ -384,7 +415,11 @@ class Trial:
                 looked = self.translated()
             except mojo.CompileError as refused:
                 return caught("compiler", [Finding("compile", str(refused))])
-        left, done = self.played(mode, cases)
+        if begun:
+            cases, left, done = self.awaited()
+        else:
+            left, done = self.played(mode, cases)
+        self.printed = _printed(done)
         findings = self.compared(mode, cases, left)
         if not findings:
             findings = self.ended(mode, cases, left, done)
@@ -556,8 +591,26 @@ class Trial:
             speed["case"] = packed(len(self.exercise.cases), speed.pop("as_case"), False)
         return job, blobs
 
-    def played(self, mode: str, cases: list, speed: dict | None = None) -> tuple[list, child.Result]:
-        """Run the answer; returns the frames that it left, and how its process ended."""
+    def awaited(self) -> tuple[list, list, child.Result]:
+        """What came of the second pass that was begun beside the first."""
+        try:
+            return self.second.result()
+        except KeyboardInterrupt:
+            os.write(self.end_second, b".")
+            cases, left, done = self.second.result()
+            self.stopped(done.stderr, left, cases)
+            raise
+
+    def stopped(self, stderr: str, left: list, cases: list) -> None:
+        """Note where the answer was when the learner stopped it."""
+        at = next((m["case"] for m, _ in reversed(left) if "case" in m), -1)
+        case = f", in the case: {cases[at][1].about}" if 0 <= at < len(cases) else ""
+        self.place = f"{still(stderr, self.text)}{case}"
+
+    def played(
+        self, mode: str, cases: list, speed: dict | None = None, until: int | None = None
+    ) -> tuple[list, child.Result]:
+        """Run the answer; returns the frames that it left, and how its process ended. until: as in `child.run`."""
         limit = self.seconds * (3 if mode == "gpu" else 1)
         with TemporaryFile(buffering=0) as job_file, TemporaryFile(buffering=0) as left_file:
             stage.put(job_file.fileno(), *self.job(mode, cases, speed))
@@ -572,15 +625,12 @@ class Trial:
                     **self.loaded,
                     share=(job_file.fileno(), left_file.fileno()),
                     sealed=self.sealed,
+                    until=until,
                 )
             except child.Stopped as stopped:
-                at = next((m["case"] for m, _ in reversed(_left(left_file)) if "case" in m), -1)
-                case = f", in the case: {cases[at][1].about}" if 0 <= at < len(cases) else ""
-                self.place = f"{still(stopped.stderr, self.text)}{case}"
+                self.stopped(stopped.stderr, _left(left_file), cases)
                 raise
-            left = _left(left_file)
-        self.printed = _printed(done)
-        return left, done
+            return _left(left_file), done
 
     def sanitized(self) -> list[Finding]:
         """What compute-sanitizer sees of the answer on the GPU: its first report of each tool."""
@@ -600,6 +650,15 @@ class Trial:
         if not found:
             self.checked.append(f"compute-sanitizer: {', '.join(tools)}")
         return found
+
+    def measured(self) -> list[Finding]:
+        """What an answer whose results are right does too often, or too slowly."""
+        findings = []
+        if any(limit.inputs for limit in self.exercise.limits):
+            findings = caught("counts", self.few_bytes())
+        if not findings and self.exercise.speed:
+            findings = caught("timer", self.fast_enough())
+        return findings
 
     # ---- comparing ----
 

@@ -37,8 +37,9 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
     """
     if not (exercise := _exercise(name)):
         return
+    loading = None
     if machine.gpu() and exercise.rung == "compiler" and exercise.made_of != "mojo" and not exercise.package:
-        apart.later(_load_compiler)  # the cells of this lab look at what torch.compile makes, too
+        loading = apart.later(_load_compiler)  # the cells of this lab look at what torch.compile makes, too
     entry = getattr(answer, "__name__", exercise.entry)
     try:
         text = source.live(entry)
@@ -51,6 +52,8 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
             with show.working(f"checking {name}"):
                 address = os.environ.get("HELPERS_CLUSTER", "")
                 verdict = judge(exercise, text, seed=seed, sanitize=sanitize, address=address)
+                if loading:  # the next cell must not begin to import what a thread has imported by half
+                    loading.exception()
         except Stopped as stopped:
             display(dataclasses.replace(stopped.verdict, judged=source.ran(entry)))
             raise
@@ -67,7 +70,8 @@ def check(name: str, answer=None, *, seed: int | None = None, sanitize: bool = F
 @cache
 def _load_compiler() -> None:
     """What torch.compile imports at its first call: seconds, here, while an answer is judged in another process."""
-    importlib.import_module("torch._dynamo.repro.after_dynamo")
+    for module in ("torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx"):
+        importlib.import_module(module)
 
 
 def requested(name: str, answer, *inputs) -> int:
