@@ -120,6 +120,8 @@ def load(preload: str) -> None:
     if preload in ("interpreted", "inductor"):  # the compiling process must not look for a GPU before it forks
         from helpers import reveal, stage  # noqa: F401
     if preload == "inductor":  # loading it and its patterns takes longer than a check does afterwards
+        importlib.import_module("torch._inductor.compile_fx")
+        gc.freeze()  # Dynamo collects garbage after each graph: all that was imported would be looked through
         x = torch.ones(16, 16)
         reveal.inductor(lambda: torch.softmax(x @ x, -1), run=False)
 
