@@ -74,8 +74,8 @@ def serve(sock: socket.socket, preload: str) -> None:
             sock.send(json.dumps({"status": status, "left": left, "kin": kin}).encode())
         else:
             sweep(pid)
-            sock.close()
             while twins:  # without this parent, their own parent's next sweep would take them for a job's
+                sock.close()  # nobody need wait for them
                 twins.discard(os.wait()[0])
                 sweep(None)
             os._exit(0)  # tearing torch down would take a second
