@@ -56,9 +56,10 @@ def judge(
 ) -> Verdict:
     """Judge the module text of an answer in this machine's mode.
 
-    On a GPU machine the answer first runs as in CPU mode, where stray accesses and races show, then for real; where
-    that finds something, and with `sanitize` always, compute-sanitizer looks too. seed: of an earlier verdict, to draw
-    its inputs again. seconds: the limit, by default the exercise's own. sealed: the answer runs as `child.run` says;
+    On a GPU machine the answer first runs as in CPU mode, where stray accesses and races show, then for real (one made
+    of PyTorch's operators in both ways at once); where that finds something, and with `sanitize` always,
+    compute-sanitizer looks too. seed: of an earlier verdict, to draw its inputs again. seconds: the limit, by default
+    the exercise's own. sealed: the answer runs as `child.run` says;
     tools that talk to it over the network, which are compute-sanitizer and Nsight Compute, are then left out. address:
     of a Dask scheduler whose workers judge in place of this machine; where there is none, it is judged here, and the
     verdict says so.
