@@ -150,7 +150,7 @@ def module(code: str, name: str, *, seconds: float = 300):
 
 
 def library(code: str, name: str, *, main: str = "", seconds: float = 300) -> Path:
-    """The file of such a module, not imported. main: as for `build`; then it makes the module."""
+    """The file of such a module, not imported, or of any library. main: as for `build`; it then exports."""
     return _made(code, ("build", "--emit", "shared-lib", "-o", f"{name}.so"), seconds, main) / f"{name}.so"
 
 

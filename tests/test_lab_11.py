@@ -1,13 +1,13 @@
 """Lab 11 without its packages; what a text of Mojo may hold; and where its faults are told."""
 
 import contextlib
-import threading
 
 import pytest
 
 from helpers import apart, checks, child, machine, mojo
 from helpers.checks import judge, rules
 from helpers.checks.judge import Trial
+from helpers.checks.verdict import Finding
 from helpers.exercises import every
 from tests.answers import solved
 
@@ -143,29 +143,54 @@ def test_what_max_refuses_of_an_operator_is_said_at_its_line(find, replace):
     assert verdict.kind == "compile" and replace.splitlines()[0] in str(verdict), verdict
 
 
-def test_an_operator_is_compiled_for_the_gpu_while_the_first_pass_compiles_it_for_the_cpu(monkeypatch, tmp_path):
-    """And the second pass begins when that is done."""
-    told, cpu_pass = [], threading.Event()
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """What judging an operator on a GPU does, in order, where MAX compiles it without an end."""
+    told = []
 
-    def run(text, call, **how):
-        assert cpu_pass.wait(10)
-        told.append(call.rpartition(", ")[2])
+    class Begun:
+        def __init__(self, argv, env):
+            assert "token_shift" in argv[-1] and "'gpu')" in argv[-1] and env == mojo.OFF
+            compile(argv[-1], "compiling", "exec")
+            told.append("begun")
+
+        def result(self, seconds):
+            told.append(f"awaited for {seconds} s")
+
+        def end(self):
+            told.append("ended")
 
     def on(self, mode):
         told.append(mode)
-        cpu_pass.set()
-        return []
+        return [Finding("compile", "MAX refuses it.")] * ("missing" in self.text)
 
     monkeypatch.setattr(apart, "problem", lambda package, **named: None)
     monkeypatch.setattr(machine, "cache", lambda name: tmp_path)
     monkeypatch.setattr(machine, "gpu", lambda: True)
     monkeypatch.setattr(child, "warm", lambda **what: None)
-    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(child, "begin", lambda argv, env: Begun(argv, env))
     monkeypatch.setattr(Trial, "prepare", lambda self: None)
     monkeypatch.setattr(Trial, "lock", lambda self: contextlib.nullcontext())
     monkeypatch.setattr(Trial, "on", on)
+    return told
+
+
+def test_an_operator_is_compiled_for_the_gpu_while_the_first_pass_compiles_it_for_the_cpu(told):
+    """And the second pass begins when that is done."""
     assert Trial(OPERATOR, solved(OPERATOR.name), 0, 60).run() == []
-    assert told == ["cpu", "'gpu')", "gpu"]
+    assert told == ["begun", "cpu", "awaited for 60 s", "gpu", "ended"]
     del told[:]
     assert Trial(OPERATOR, solved(OPERATOR.name), 0, 60, sealed=True).run() == []
     assert told == ["cpu", "gpu"]  # the text of a model is compiled where it is sealed in
+
+
+def test_nobody_waits_for_the_second_compilation_of_what_the_first_pass_refuses(told):
+    wrong = solved(OPERATOR.name).replace("return here", "return missing")
+    assert [found.kind for found in Trial(OPERATOR, wrong, 0, 60).run()] == ["compile"]
+    assert told == ["begun", "cpu", "ended"]
+
+
+def test_where_no_process_can_be_begun_the_second_pass_compiles_by_itself(told, monkeypatch):
+    monkeypatch.setattr(child, "begin", lambda argv, env: None)
+    assert Trial(OPERATOR, solved(OPERATOR.name), 0, 60).run() == []
+    assert told == ["cpu", "gpu"]

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -269,7 +270,7 @@ class Trial:
         self.large_job: Future | None = None
         self.second: Future | None = None
         self.launched: list[dict] = []
-        self.begun: list[Future] = []
+        self.begun: child.Begun | None = None
         self.gpu = machine.gpu()
         self.draws: dict[tuple[int, bool], tuple] = {}
         self.references: dict[tuple[int, bool], Reference] = {}
@@ -297,6 +298,8 @@ class Trial:
         """Both passes, and what they leave open; ends at the first that finds something."""
         if self.exercise.package and (lacking := apart.problem(self.exercise.package)):
             return caught("process", [Finding("environment", str(lacking))])
+        if self.exercise.mojo:  # what the first pass runs in is loaded while its Mojo is compiled
+            child.warm(interpreted=True, **self.loaded)
         if self.gpu:
             # what the second pass runs in, and what counts bytes, is loaded while the first one is at work
             if self.has_second_pass():
@@ -309,7 +312,7 @@ class Trial:
                         self.large_job = pool.submit(self.written)
                         pool.shutdown(wait=False)
             if self.exercise.mojo and not self.exercise.mojo.main and not self.sealed:
-                self.begun.append(apart.later(self.load))  # while the first pass compiles it for the CPU
+                self.begun = self.load()  # while the first pass compiles it for the CPU
             if self.exercise.reference and not self.exercise.needs:
                 # no daemon: one that is at work inside torch when Python ends would take it down with it
                 threading.Thread(target=self.prepare).start()
@@ -319,6 +322,8 @@ class Trial:
             self.over = True
             if self.counting:
                 self.counting.end()
+            if self.begun:  # what the first pass refuses, nobody waits for
+                self.begun.end()
 
     @property
     def loaded(self) -> dict:
@@ -340,7 +345,8 @@ class Trial:
             said = f"{self.exercise.needs.says} Here nothing was run: {here}. What could be seen without is right."
             findings = caught("compiler", [Finding("needs-hardware", said)])
         elif not findings and self.gpu:
-            wait(self.begun)
+            if self.begun:
+                self.begun.result(self.seconds)
             with self.lock():
                 findings = self.on("gpu")
                 worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory"))
@@ -459,9 +465,9 @@ class Trial:
         if not around.main:
             self.program = f"{entry} = {str(mojo.package(code))!r}\n"
             return []
-        if around.module:
-            path = mojo.library(code, around.module, main=around.main, seconds=COMPILING)
-            self.program = f"from helpers import mojo\n\n{entry} = mojo.imported({str(path)!r})\n"
+        if around.library:
+            path = mojo.library(code, "answer", main=around.main, seconds=COMPILING)
+            self.program = f"import ctypes\n\n{entry} = ctypes.CDLL({str(path)!r})\n"
             return []
         arch = machine.here().arch
         built = mojo.build(code, "sm_90a" if arch == "sm_90" else arch, main=around.main, seconds=COMPILING)
@@ -471,9 +477,12 @@ class Trial:
             f"KERNELS = {{n: cuda.PtxModule(p, ({mojo.FILE!r}, CODE)).get_function(n) for n, p in PTX.items()}}\n\n\n"
             f"def {entry}(*inputs):\n    return {around.call.__name__}(KERNELS, *inputs)\n"
         )
+        modules = {name: cuda.PtxModule(text, (mojo.FILE, code)) for name, text in ptx.items()}
+        with ThreadPoolExecutor() as pool:  # what g++ or the runner refuses is said by the process that runs it
+            wait([pool.submit(module.compile_for_cpu) for module in modules.values()])
         made = []
         for name, text in ptx.items():
-            used = cuda.PtxModule(text).binary.kernels[name]
+            used = modules[name].binary.kernels[name]
             bare = re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.S)
             made.append(Built(name, built.arch, bare, "", "", used.registers, used.spill_bytes, used.shared_bytes, 0))
         said = ", ".join(f"`{k.kernel}`: {k.registers} registers" for k in made)
@@ -481,11 +490,12 @@ class Trial:
         self.checked += [one for one in told if one not in self.checked]  # a GPU's pass tells the same again
         return made
 
-    def load(self) -> None:
-        """Have MAX compile an operator for the GPU, in a process that ends then; the answer's own finds it kept."""
+    def load(self) -> child.Begun | None:
+        """Begin to have MAX compile an operator for the GPU, in a process of its own; the answer's finds it kept."""
         folder, drive = mojo.package(rules.mojo_text(self.text, self.exercise.entry)), self.exercise.drive
         call = f"{drive.__name__}({str(folder)!r}, 'gpu')"
-        child.run(travelling(drive), call, seconds=self.seconds, packages=self.exercise.package)
+        text = f"import os\n\n{travelling(drive)}\n\n{call}\nos._exit(0)  # at a normal end MAX may abort\n"
+        return child.begin([sys.executable, "-c", text], env=mojo.OFF)
 
     def cases(self, mode: str) -> Iterator[tuple[int, Case]]:
         """The cases of a mode with their numbers, which their seeds come from; too large ones are told."""

@@ -52,6 +52,7 @@ if platform.machine() == "x86_64":
     FLAGS += ["-mtls-dialect=gnu2"]
 
 _lock = threading.RLock()  # one kernel at a time: runtime.cpp's hooks serve one launch
+_runtime_lock = threading.Lock()  # the runner is made once
 
 
 @dataclass(frozen=True)
@@ -168,15 +169,22 @@ def build(code: str, entries: tuple[str, ...], options: tuple[str, ...] = ()) ->
 
     Raises `CompileError` where the source uses what only a GPU has, `machine.NotReady` without g++.
     """
+    with _lock:
+        path = compiled(code, entries, options)
+        return Library(path, ctypes.CDLL(str(path)), entries)
+
+
+def compiled(code: str, entries: tuple[str, ...], options: tuple[str, ...] = ()) -> Path:
+    """The library of `build`, which another process is to load. Threads may have several made at once."""
     names = variables(code)
     text = to_cpp(code, entries, names)
     kept = [o for o in options if re.match(r"-[DUIO]", o)]
-    with _lock:
+    with _runtime_lock:
         runtime = _runtime_path()  # its name stands for the runner's own text and the compiler
-        path = machine.cache("cuda") / f"{_hash(text, *_headers(code, kept), *kept, *FLAGS, runtime.name)}.so"
-        if not path.exists():
-            _compile(code, text, kept, runtime, path)
-        return Library(path, ctypes.CDLL(str(path)), entries)
+    path = machine.cache("cuda") / f"{_hash(text, *_headers(code, kept), *kept, *FLAGS, runtime.name)}.so"
+    if not path.exists():
+        _compile(code, text, kept, runtime, path)
+    return path
 
 
 def _headers(code: str, options: Sequence[str]) -> list[str]:

@@ -44,8 +44,16 @@ class PtxModule(RawModule):
 
     @cached_property
     def _on_cpu(self) -> cpu.Library:
+        return cpu.build(*self._for_cpu)
+
+    @property
+    def _for_cpu(self) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
         # another compiler has optimised it: -O2 takes twice as long again over a thousand lines, and runs no faster
-        return cpu.build(to_cuda(self.ptx, self.file), self._names, ("-O1",))
+        return to_cuda(self.ptx, self.file), self._names, ("-O1",)
+
+    def compile_for_cpu(self) -> None:
+        """Have g++ compile it for a process that will run it on the CPU. Raises as that would."""
+        cpu.compiled(*self._for_cpu)
 
 
 @lru_cache(maxsize=64)

@@ -231,8 +231,8 @@ class Needs:
 class Mojo:
     """What surrounds an answer that is a text of Mojo: the entry is a name for that text, and no Python of it is run.
 
-    main: a program that takes what it needs of the text from the module `program`. Where it makes a module for Python,
-    `module` is its name, and `drive` gets the module as the answer. Else its main() launches kernels: these are
+    main: a program that takes what it needs of the text from the module `program`. Of a `library` it exports functions,
+    with the ABI of C: `drive` gets them, a `ctypes.CDLL`, as the answer. Else its main() launches kernels: these are
     compiled for a GPU, and run on the CPU from their PTX; `call` is called with them, by name, and a case's inputs, in
     place of the answer. It is self-contained, and its source travels. looks: of these kernels' PTX, once their values
     are right. Without `main` the text holds operators for MAX, and `drive` gets the folder that they lie in; with
@@ -240,7 +240,7 @@ class Mojo:
     """
 
     main: str = ""
-    module: str = ""
+    library: bool = False
     call: Callable | None = None
     looks: tuple[Look, ...] = ()
 
