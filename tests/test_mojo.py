@@ -156,11 +156,34 @@ def test_ptx_for_another_card_is_not_launched_and_said_so(monkeypatch, target, h
     assert fits or f"softmax is for {target}, and this GPU is {here}" in str(lacking)
 
 
-@pytest.mark.parametrize("name", ["max_stages", "max_both_ways"])
+@pytest.mark.parametrize("name", ["max_stages", "max_both_ways", "compile_max"])
 def test_what_lesson_11_begins_ahead_is_what_it_asks_for_later(name):
     """Else it would be compiled twice: the text of a function as loaded, and as a cell that was run has it."""
     path, text = source.saved("11_mojo_max", name)
     assert path.parent.name == "notebooks" and source.of(source.load("11_mojo_max", name)) == text
+
+
+def test_lesson_11_asks_for_the_models_whose_compilation_it_has_begun(monkeypatch):
+    """In another folder each time: no compiler finds what an earlier one kept."""
+    begun, asked, us = [], [], dict(value=1.0, unit="us", low=0.9, high=1.1, n=21)
+
+    def run(package, fn, *args, **how):
+        if fn.__name__ == "compile_max":
+            asked.append((fn.__name__, args, how))
+            return 40.0 + len(asked)
+        return {name: {"loaded": 0.1, "error": 0.0, "max": us, "cublas": us} for name, *_ in args[0]}
+
+    monkeypatch.setattr(mojo, "problem", lambda: None)
+    monkeypatch.setattr(mojo, "seconds", lambda code, *options: 7.0)
+    monkeypatch.setattr(apart, "ahead", lambda package, fn, *args, **how: begun.append((fn.__name__, args, how)))
+    monkeypatch.setattr(apart, "run", run)
+    measure = source.load("11_mojo_max", "measure_max")
+    measure.__globals__["max_begun"][:] = [source.load("11_mojo_max", "begin_max")()]
+    for _ in range(2):  # the cell is run again: then it begins them itself
+        found = measure()["compile.seconds.max"]
+        assert begun == asked and len({str(how) for _, _, how in begun}) == len(begun)
+    assert (found.low, found.value, found.high, len(asked)) == (44.0, 45.0, 46.0, 6)
+    assert source.load("11_mojo_max", "measure_compilation")()["compile.seconds.mojo"].value == 7.0
 
 
 @mojo_is_here
