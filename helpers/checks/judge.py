@@ -18,6 +18,7 @@ from tempfile import TemporaryFile
 import torch
 
 from .. import ROOT, apart, child, cluster, cuda, desk, locks, machine, mojo, reveal, show, source, stage, traffic
+from ..cuda import cpu
 from ..exercises import Built, Case, Draw, Exercise, travelling
 from . import rules, sanitizer
 from .compare import Reference, compare, short, tensors
@@ -300,6 +301,8 @@ class Trial:
             return caught("process", [Finding("environment", str(lacking))])
         if self.exercise.mojo:  # what the first pass runs in is loaded while its Mojo is compiled
             child.warm(interpreted=True, **self.loaded)
+            if self.exercise.mojo.call:
+                apart.later(cpu.made)
         if self.gpu:
             # what the second pass runs in, and what counts bytes, is loaded while the first one is at work
             if self.has_second_pass():

@@ -179,8 +179,7 @@ def compiled(code: str, entries: tuple[str, ...], options: tuple[str, ...] = ())
     names = variables(code)
     text = to_cpp(code, entries, names)
     kept = [o for o in options if re.match(r"-[DUIO]", o)]
-    with _runtime_lock:
-        runtime = _runtime_path()  # its name stands for the runner's own text and the compiler
+    runtime = made()  # its name stands for the runner's own text and the compiler
     path = machine.cache("cuda") / f"{_hash(text, *_headers(code, kept), *kept, *FLAGS, runtime.name)}.so"
     if not path.exists():
         _compile(code, text, kept, runtime, path)
@@ -226,7 +225,13 @@ def _errors(log: str) -> list[tuple[int, str]]:
 
 @lru_cache(maxsize=1)
 def _runtime() -> ctypes.CDLL:
-    return ctypes.CDLL(str(_runtime_path()))
+    return ctypes.CDLL(str(made()))
+
+
+def made() -> Path:
+    """The library that every kernel's needs, the runner itself: on a machine's first day it takes g++ seconds."""
+    with _runtime_lock:
+        return _runtime_path()
 
 
 @lru_cache(maxsize=1)
