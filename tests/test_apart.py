@@ -118,6 +118,7 @@ def test_xla_compiles_a_text_once_also_for_two_who_ask_at_the_same_time(monkeypa
 
     monkeypatch.setattr(apart, "problem", lambda package, gpu: None)
     monkeypatch.setattr(child, "run", run)
+
     class Made(dict):
         def setdefault(self, key, default):
             if key in self:
