@@ -3,6 +3,7 @@
 `python -m tests.halves [options of pytest]`. On a GPU one follows the other, since some of them time what they do.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from helpers import ROOT, machine
+from tests import sharing
 
 FIRST, BESIDE = ["tests"], ["notebooks", "labs", "solutions"]
 NOTHING = 5
@@ -19,12 +21,14 @@ NOTHING = 5
 def main(options: list[str], root: Path = ROOT, together: bool = True) -> int:
     """Run both; the first is heard at once, the one beside it at the end. The exit status is the worse one."""
     command = [sys.executable, "-m", "pytest", "--nbval-lax", "-m", "not slow"]
+    env = {**os.environ, **{name: value for name, value in sharing.shared().items() if name == sharing.FOUND}}
     apart = ["-o", "cache_dir=.pytest_cache/notebooks"]  # what failed last is noted by each for itself
     with tempfile.TemporaryFile("w+") as said:
-        with subprocess.Popen([*command, *BESIDE, *apart, *options], cwd=root, stdout=said, stderr=said) as beside:
+        how = {"cwd": root, "env": env}
+        with subprocess.Popen([*command, *BESIDE, *apart, *options], **how, stdout=said, stderr=said) as beside:
             if not together:
                 beside.wait()
-            first = subprocess.run([*command, *FIRST, *options], cwd=root).returncode
+            first = subprocess.run([*command, *FIRST, *options], **how).returncode
         said.seek(0)
         print(said.read(), flush=True)
     return worse(first, beside.returncode)

@@ -13,6 +13,7 @@ import pytest
 from nbval import kernel, plugin
 
 from helpers import notebooks
+from tests import sharing
 
 CELL_SECONDS = 300
 
@@ -50,7 +51,7 @@ def start_new_kernel(startup_timeout=60, kernel_name="python", cwd=".", **option
 
     In solutions/ a check that fails raises there, in labs/ it leaves no trace (`notebooks.kernel_environment`).
     """
-    env = notebooks.kernel_environment({}, Path(cwd))
+    env = notebooks.kernel_environment(sharing.shared(), Path(cwd))
     env.pop("PYTEST_CURRENT_TEST", None)  # ipykernel leaves file descriptors alone where it sees this
     return _start_new_kernel(startup_timeout, kernel_name, cwd=cwd, env=env, **options)
 

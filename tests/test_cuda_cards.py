@@ -15,9 +15,16 @@ import pytest
 import torch
 
 from helpers import ROOT, cuda, machine, source
+from tests import sharing
 
 CARDS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 PLAIN = tuple(card for card in CARDS if not card.endswith("a"))
+BETWEEN = {"sm_86": ("sm_80", "sm_120"), "sm_89": ("sm_80", "sm_120"), "sm_100": ("sm_90", "sm_90")}
+"""Cards for which make test does not compile: one that it does compile for has no instruction more, and one as much
+shared memory. `test_a_card_that_is_left_out_has_nothing_of_its_own` watches that."""
+each_card = pytest.mark.parametrize(
+    "arch", [pytest.param(card, marks=pytest.mark.slow if card in BETWEEN else ()) for card in CARDS]
+)
 RUNGS = source.load("09_gemm", "ALL")
 PROGRAMS = source.load("10_kernels", "PROGRAMS")
 FOLDERS = ("notebooks", "solutions")
@@ -89,8 +96,8 @@ def in_notebook(path) -> list[tuple[str, tuple, tuple]]:
 
 
 @cache
-def compilations() -> dict[tuple[str, str], tuple]:
-    """(what, arch) -> (Binary or CompileError, threads a block, dynamic shared memory)."""
+def asked() -> dict[tuple[str, str], tuple]:
+    """(what, arch) -> (arguments of `cuda.compile`, threads a block, dynamic shared memory)."""
     asked = {}
     for rung in RUNGS:
         for arch in CARDS:
@@ -118,6 +125,12 @@ def compilations() -> dict[tuple[str, str], tuple]:
             fixed = [o.partition("=")[2] for o in options if o.startswith("-arch=")]
             for arch in fixed or cards_of(code):
                 asked[f"{path.relative_to(ROOT)} {i}", arch] = (code, arch, options, names), 0, 0
+    return asked
+
+
+@cache
+def compilations(arch: str) -> dict[str, tuple]:
+    """What is for this card -> (Binary or CompileError, threads a block, dynamic shared memory)."""
 
     def made(*one):
         try:
@@ -125,23 +138,26 @@ def compilations() -> dict[tuple[str, str], tuple]:
         except cuda.CompileError as error:
             return error
 
-    with contextlib.suppress(cuda.CompileError):  # which of them it was is asked one by one
-        cuda.compile_all(one for one, *_ in asked.values())
-    return {what: (made(*one), threads, shared) for what, (one, threads, shared) in asked.items()}
+    ours = {what: those for (what, card), those in asked().items() if card == arch}
+    with pytest.MonkeyPatch.context() as here:
+        for name, value in sharing.shared().items():  # lessons 09 and 10 compile some of them, too
+            here.setenv(name, value)
+        with contextlib.suppress(cuda.CompileError):  # which of them it was is asked one by one
+            cuda.compile_all(one for one, *_ in ours.values())
+        return {what: (made(*one), threads, shared) for what, (one, threads, shared) in ours.items()}
 
 
-@pytest.mark.parametrize("arch", CARDS)
+@each_card
 def test_it_compiles_for_the_cards_that_have_its_instructions(arch):
-    wrong = {what: str(made) for (what, card), (made, *_) in compilations().items()
-             if card == arch and isinstance(made, Exception)}  # fmt: skip
-    assert not wrong
+    wrong = {what: str(made) for what, (made, *_) in compilations(arch).items() if isinstance(made, Exception)}
+    assert compilations(arch) and not wrong
 
 
-@pytest.mark.parametrize("arch", CARDS)
+@each_card
 def test_it_fits_the_card(arch):
     wrong = []
-    for (what, card), (made, threads, shared) in compilations().items():
-        if card != arch or isinstance(made, Exception):
+    for what, (made, threads, shared) in compilations(arch).items():
+        if isinstance(made, Exception):
             continue
         for name, needs in made.kernels.items():
             if needs.shared_bytes + shared > machine.shared_limit(number(arch)):
@@ -150,6 +166,26 @@ def test_it_fits_the_card(arch):
             if -(-needs.registers // 8) * 8 * most > 65536:
                 wrong.append(f"{what}, {name}: {most} threads of {needs.registers} registers")
     assert not wrong
+
+
+@pytest.mark.parametrize("arch", BETWEEN)
+def test_a_card_that_is_left_out_has_nothing_of_its_own(arch):
+    """The same texts are for it, with the same macros, threads and shared memory, as for one that is compiled for."""
+
+    def of(card):
+        plain = {what: those for (what, one), those in asked().items() if one == card}
+        return {
+            what: (code, [o for o in options if not o.startswith("-arch=")], names, *sizes)
+            for what, ((code, _, options, names), *sizes) in plain.items()
+        }
+
+    older, alike = BETWEEN[arch]
+    assert machine.shared_limit(arch) == machine.shared_limit(alike)
+    assert (
+        not {older, alike} & set(BETWEEN)
+        and of(arch).items() <= of(alike).items()
+        and of(arch).keys() <= of(older).keys()
+    )
 
 
 def test_every_file_of_lesson_10_is_a_program():
@@ -173,7 +209,9 @@ def test_no_kernel_of_a_notebook_is_overlooked(path):
     named = {name for c in cells for name in re.findall(r"get_function\(\"(\w+)\"\)", "".join(c["source"]))}
     known = {
         re.sub(r"<.*", "", name)
-        for (what, _), (made, *_) in compilations().items()
+        for arch in CARDS
+        if arch not in BETWEEN
+        for what, (made, *_) in compilations(arch).items()
         if what.startswith(str(path.relative_to(ROOT))) and not isinstance(made, Exception)
         for name in made.kernels
     }
