@@ -12,6 +12,7 @@ Everything compiled is kept, and what was refused. A GPU is not needed to compil
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import shutil
 import sys
@@ -116,7 +117,10 @@ def build(code: str, arch: str, *, main: str = "", seconds: float = 300) -> Buil
     """Compile the kernels that `main()` launches for a GPU, such as "sm_90a" or "gfx942"; nothing is run.
 
     main: a program around `code`, which it imports as the module `program`. The PTX then names lines of `code`.
+    HELPERS_TARGETS: GPUs with spaces between, for which alone anything is compiled; for others `machine.NotReady`.
     """
+    if (targets := os.environ.get("HELPERS_TARGETS")) and arch not in targets.split():
+        raise machine.NotReady(f"HELPERS_TARGETS is {targets}, without {arch}.", "unset HELPERS_TARGETS")
     options = ("build", *["-g1"] * bool(main), "--emit", "asm", f"--target-accelerator={arch}", "-o", "program.s")
     folder = _made(code, options, seconds, main)
     kernels = []

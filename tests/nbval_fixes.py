@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 from nbval import kernel, plugin
 
-from helpers import notebooks
+from helpers import machine, notebooks
 from tests import sharing
 
 CELL_SECONDS = 300
+QUICK = {"HELPERS_TARGETS": "sm_90 sm_90a gfx942"}
+"""In CPU mode lessons compile Mojo, which takes ten seconds of a core each time, for these GPUs alone: what lesson 11
+makes of it for others is then its recorded output, which tests/test_mojo.py makes anew."""
 
 
 def pytest_configure(config):
@@ -51,7 +54,7 @@ def start_new_kernel(startup_timeout=60, kernel_name="python", cwd=".", **option
 
     In solutions/ a check that fails raises there, in labs/ it leaves no trace (`notebooks.kernel_environment`).
     """
-    env = notebooks.kernel_environment(sharing.shared(), Path(cwd))
+    env = notebooks.kernel_environment(sharing.shared() | ({} if machine.gpu() else QUICK), Path(cwd))
     env.pop("PYTEST_CURRENT_TEST", None)  # ipykernel leaves file descriptors alone where it sees this
     return _start_new_kernel(startup_timeout, kernel_name, cwd=cwd, env=env, **options)
 

@@ -1,5 +1,6 @@
 """PTX on the CPU, whoever wrote it; Mojo from a cell, its errors at the reader's line, and what is said without it."""
 
+import json
 import platform
 import sys
 import time
@@ -8,7 +9,8 @@ import types
 import pytest
 import torch
 
-from helpers import apart, cuda, machine, mojo, source
+from helpers import apart, cuda, machine, mojo, records, source
+from tests import nbval_fixes
 
 mojo_is_here = pytest.mark.skipif(mojo.problem() is not None, reason="Mojo is not installed")
 
@@ -258,3 +260,26 @@ def test_a_predicate_is_negated_as_a_truth_value():
     out = torch.zeros(4, dtype=torch.int32)
     cuda.PtxModule(NEGATED).get_function("negated")((1,), (4,), (out,))
     assert out.tolist() == [3, 3, 7, 7]
+
+
+@mojo_is_here
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param(arch, marks=() if arch in nbval_fixes.QUICK["HELPERS_TARGETS"].split() else pytest.mark.slow)
+        for arch in source.load("11_mojo_max", "TARGETS")
+    ],
+)
+def test_lesson_11_has_recorded_what_is_made_for_each_of_its_targets(arch):
+    """The lesson as make test runs it shows the record."""
+    made_for = source.load("11_mojo_max", "compiled_for")
+    for key, text, kernel in (("tiled", "TILED", "tiled"), ("linear", "LINEAR", "linear_gelu")):
+        made = made_for(source.load("11_mojo_max", text), [kernel], [arch])
+        recorded = json.loads("".join(records.load(records.OUTPUTS)["texts"][f"mojo.targets.{key}"]))
+        assert json.loads(json.dumps(made)) == {arch: recorded[arch]}
+
+
+def test_it_compiles_for_no_other_gpus_where_some_are_named(monkeypatch):
+    monkeypatch.setenv("HELPERS_TARGETS", "sm_90a gfx942")
+    with pytest.raises(machine.NotReady, match="without sm_80"):
+        mojo.build("def main(): pass", "sm_80")
