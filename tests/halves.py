@@ -14,6 +14,8 @@ from helpers import ROOT, machine
 from tests import sharing
 
 FIRST, BESIDE = ["tests"], ["notebooks", "labs", "solutions"]
+TESTS_BESIDE = ["tests/test_cuda_cards.py", "tests/test_block_sparse.py", "tests/test_gemm_hopper.py"]
+"""Those of FIRST that go with BESIDE, so that the two take as long as each other."""
 NOTHING = 5
 """pytest's exit status where no test was chosen, as `-k` may do for one of the two."""
 
@@ -22,16 +24,18 @@ def main(options: list[str], root: Path = ROOT, together: bool = True) -> int:
     """Run both; the first is heard at once, the one beside it at the end. The exit status is the worse one."""
     command = [sys.executable, "-m", "pytest", "--nbval-lax", "-m", "not slow"]
     env = {**os.environ, **{name: value for name, value in sharing.shared().items() if name == sharing.FOUND}}
+    moved = [name for name in TESTS_BESIDE if (root / name).exists()]
+    first, beside = [*FIRST, *(f"--ignore={name}" for name in moved)], [*BESIDE, *moved]
     apart = ["-o", "cache_dir=.pytest_cache/notebooks"]  # what failed last is noted by each for itself
     with tempfile.TemporaryFile("w+") as said:
         how = {"cwd": root, "env": env}
-        with subprocess.Popen([*command, *BESIDE, *apart, *options], **how, stdout=said, stderr=said) as beside:
+        with subprocess.Popen([*command, *beside, *apart, *options], **how, stdout=said, stderr=said) as other:
             if not together:
-                beside.wait()
-            first = subprocess.run([*command, *FIRST, *options], **how).returncode
+                other.wait()
+            status = subprocess.run([*command, *first, *options], **how).returncode
         said.seek(0)
         print(said.read(), flush=True)
-    return worse(first, beside.returncode)
+    return worse(status, other.returncode)
 
 
 def worse(*statuses: int) -> int:

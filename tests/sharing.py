@@ -5,6 +5,7 @@ with it, as one of its own would.
 """
 
 import atexit
+import contextlib
 import os
 import socket
 import tempfile
@@ -46,16 +47,17 @@ def _variables(folder: str) -> dict[str, str]:
 def _serve(listener: socket.socket, kept: dict) -> None:
     """Who connects says a kind, and hands over the socket that its fork is to serve."""
     while True:
-        asked, _ = listener.accept()
-        with asked:
-            kind = asked.recv(64).decode()
-            _, fds, *_ = socket.recv_fds(asked, 64, 1)
-        if not fds:
-            continue
-        with socket.socket(fileno=fds[0]) as theirs:
-            if kind not in kept or not kept[kind].alive():
-                kept[kind] = child._Zygote(kind)
-            socket.send_fds(kept[kind].socket, [b"twin"], [theirs.fileno()])
+        with contextlib.suppress(OSError):  # of one who has ended meanwhile: the next one must not wait for ever
+            asked, _ = listener.accept()
+            with asked:
+                kind = asked.recv(64).decode()
+                _, fds, *_ = socket.recv_fds(asked, 64, 1)
+            if not fds:
+                continue
+            with socket.socket(fileno=fds[0]) as theirs:
+                if kind not in kept or not kept[kind].alive():
+                    kept[kind] = child._Zygote(kind)
+                socket.send_fds(kept[kind].socket, [b"twin"], [theirs.fileno()])
 
 
 def _end(kept: dict, folder: tempfile.TemporaryDirectory, pid: int) -> None:

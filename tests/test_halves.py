@@ -1,5 +1,6 @@
 """Two processes of pytest tell what one would: every failure, and a status that is the worse of both."""
 
+from helpers import ROOT
 from tests import halves
 
 
@@ -19,6 +20,10 @@ def test_what_two_processes_say(tmp_path, capfd):
         capfd.readouterr().out.split("1 failed, 1 passed, 1 deselected", 1)[0].split("1 passed, 1 deselected")
     )
     assert "test_beside" not in first and "test_beside - assert 0" in beside
+
+
+def test_what_goes_beside_is_there():
+    assert all((ROOT / name).is_file() for name in halves.TESTS_BESIDE)
 
 
 def test_no_test_chosen_of_one_half_is_no_failure():
