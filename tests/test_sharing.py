@@ -1,4 +1,4 @@
-"""What processes of one run of tests share: a loaded zygote, of which each has a fork of its own, and CUDA C's binaries."""
+"""What processes of one run of tests share: loaded zygotes, of which each has forks of its own, and compiled CUDA C."""
 
 import os
 import subprocess
@@ -23,10 +23,11 @@ def shared(monkeypatch):
 
 def test_a_process_has_a_fork_of_its_own_which_ends_with_it(monkeypatch):
     shared(monkeypatch)
-    text = "from helpers import child\nprint(*child.run('import os, sys', '[os.getppid(), \"torch\" in sys.modules]').value)"
+    asks = "import os, sys", "[os.getppid(), 'torch' in sys.modules]"
+    text = f"from helpers import child\nprint(*child.run(*{asks!r}).value)"
     told = [subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout.split()
             for _ in range(2)]  # fmt: skip
-    told.append(list(map(str, child.run("import os, sys", "[os.getppid(), 'torch' in sys.modules]").value)))
+    told.append(list(map(str, child.run(*asks).value)))
     assert len({pid for pid, _ in told}) == 3 and {loaded for _, loaded in told} == {"True"}
     assert child.run("import os", "os.environ.get('HELPERS_ZYGOTES')").value is None
     assert not any(os.path.exists(f"/proc/{pid}/exe") for pid, _ in told[:2])
