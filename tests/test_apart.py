@@ -165,6 +165,7 @@ def test_what_is_begun_ahead_is_not_run_again(tmp_path):
 def test_what_is_asked_for_before_its_turn_does_not_wait_for_it(monkeypatch):
     monkeypatch.setattr(apart, "_threads", [None] * 1000)  # none is free
     monkeypatch.setattr(apart, "_waiting", apart.queue.SimpleQueue())
+    monkeypatch.setattr(apart, "_given", [])  # which nobody will do
     apart.ahead("torch", twice, 21)
     assert apart.run("torch", twice, 21) == 42
     future, work = apart._waiting.get()
