@@ -238,8 +238,10 @@ def test_xlas_own_count_of_lab_04s_modules_is_this_one():
     differ = set()
     for name, module in l04_tvm_xla.modules().value.items():
         last, launches = ledger.hlo(module["hlo"])[-1], ledger.xla(module["hlo"])
-        pointers = 8 * len(last.arrays) if last.op == "tuple" else 0  # to the results of a tuple
-        if not any(one.kind == "library" for one in launches) and module["bytes"] != ledger.total(launches) + pointers:
+        # a tuple holds pointers to its results: XLA counts each, and since JAX 0.11 one for all
+        pointers = {8, 8 * len(last.arrays)} if last.op == "tuple" else {0}
+        more = module["bytes"] - ledger.total(launches)
+        if not any(one.kind == "library" for one in launches) and more not in pointers:
             differ.add(name)
     assert differ == {"rows of a table, by number", "each token with the one before"}
 

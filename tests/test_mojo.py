@@ -14,6 +14,13 @@ from tests import nbval_fixes
 
 mojo_is_here = pytest.mark.skipif(mojo.problem() is not None, reason="Mojo is not installed")
 
+
+@pytest.fixture(autouse=True)
+def in_cpu_mode(monkeypatch):
+    """Also where there is a GPU: what the CPU makes of PTX is this file's subject."""
+    monkeypatch.setattr(machine, "gpu", lambda: False)
+
+
 CUDA = r"""
 #include <cuda_fp16.h>
 

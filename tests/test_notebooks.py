@@ -33,7 +33,7 @@ def ran(tmp_path_factory):
         "import os, pathlib, helpers; print(helpers.ROOT / 'helpers' / 'show.py', helpers.__file__)",
         "from IPython.display import display\nhandle = display({'text/plain': '...'}, raw=True, display_id=True)\n"
         "handle.update({'text/plain': ''}, raw=True)",
-        "import torch; print(torch.__file__); object()",
+        "import sysconfig; print(pathlib.Path(sysconfig.get_path('purelib'), 'torch', '__init__.py')); object()",
     ]
     return notebooks.run(write(tmp_path_factory.mktemp("run") / "98_run.ipynb", *sources))
 

@@ -73,6 +73,7 @@ class Nvml:
     ],
 )  # fmt: skip
 def test_what_spoils_a_figure_is_noted_and_so_is_not_knowing(monkeypatch, nvml, notes):
+    machine.here()  # it asks the real one, once
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     watch = timing._Watch()
     watch.look()

@@ -443,10 +443,9 @@ class Trial:
             return caught("compiler", findings)
         if mode == "cpu" and self.exercise.needs:
             return caught("compiler", self.inspected(left[-1][0].get("inspected")))
-        if mode == "cpu" and self.gpu:
-            self.launched = left[-1][0].get("to_launch", [])
-        elif mode == "cpu":
-            findings = caught("compiler", self.compiled(left[-1][0].get("to_compile", [])))
+        if mode == "cpu":
+            wanted, self.launched = (left[-1][0].get(name, []) for name in ("to_compile", "to_launch"))
+            findings = caught("compiler", _odd(wanted) or ([] if self.gpu else self.compiled(wanted)))
         where = "on the GPU" if mode == "gpu" else "interpreted" if self.exercise.made_of == "triton" else "on the CPU"
         if self.has_kernels or mode == "gpu":
             self.checked.append(f"{len(cases)} cases {where}")
@@ -822,12 +821,6 @@ class Trial:
                 variants[::-1] if len(variants) <= MOST_COMPILED else variants[: -half - 1 : -1] + variants[:half]
             )
         for launch in launches:
-            odd = [n for n, said in [*launch["types"].items(), *launch["constants"].items()] if said == "?"]
-            if odd:
-                said = f"`{launch['kernel']}` is launched with something as `{odd[0]}` that no GPU can be given"
-                return [
-                    Finding("compile", f"{said}: pass tensors, numbers, and as constants also texts and tl's types.")
-                ]
             try:
                 made = reveal.compiled(
                     self.text,
@@ -924,6 +917,17 @@ def _spec(t: torch.Tensor, which: str, blobs: list) -> dict:
         "stride": list(t.stride()),
         which: len(blobs) - 1,
     }
+
+
+def _odd(launches: list[dict]) -> list[Finding]:
+    """The first launch with what no GPU can be given. The interpreter takes it, and a launch on a GPU says less."""
+    for launch in launches:
+        for name, said in [*launch["types"].items(), *launch["constants"].items()]:
+            if said == "?":
+                said = f"`{launch['kernel']}` is launched with something as `{name}` that no GPU can be given"
+                said += ": pass tensors, numbers, and as constants also texts and tl's types."
+                return [Finding("compile", said)]
+    return []
 
 
 def _without_multiple(spelled: str | dict) -> str | dict:
