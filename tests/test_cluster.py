@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,8 @@ NAME = "count-bytes"
 EXERCISE = exercises.every()[NAME]
 SOLVED = ROOT / "solutions" / f"{EXERCISE.lab}.ipynb"
 NOBODY = "tcp://127.0.0.1:9"
+LONGEST = 240
+"""Seconds that a test may wait: nobody else ends the wait for a worker that never comes."""
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +59,24 @@ def apart(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def in_bounded_time():
+    def over(*_):
+        pytest.fail(f"it still waited after {LONGEST} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(LONGEST)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def no_gpu_here(monkeypatch):
+    """This machine judges as the two workers do, in CPU mode, also where it has a GPU."""
+    monkeypatch.setattr(machine, "gpu", lambda: False)
+
+
 def logged(tmp_path) -> str:
     return "".join(path.read_text() for path in tmp_path.glob("*.log"))
 
@@ -67,7 +88,7 @@ def answer(text: str = "") -> str:
 # ---- one answer -----------------------------------------------------------------------------------------------------
 
 
-def test_a_check_is_judged_there_as_it_is_here(two, given, capsys):
+def test_a_check_is_judged_there_as_it_is_here(two, given, no_gpu_here, capsys):
     address, workers = two
     here = [__main__.main(["check", NAME, str(SOLVED), "--json", "--seed", "7"]), json.loads(capsys.readouterr().out)]
     there = [__main__.main(["check", NAME, str(SOLVED), "--json", "--seed", "7", "--cluster", address])]
@@ -107,7 +128,7 @@ def test_who_waits_is_told_the_place_in_the_queue(two):
 
 
 @pytest.mark.slow
-def test_while_the_gpu_is_waited_for_a_mistake_is_found_here(two, monkeypatch):
+def test_while_the_gpu_is_waited_for_a_mistake_is_found_here(two, no_gpu_here, monkeypatch):
     """A worker offers a GPU, and others are before this answer: CPU mode here has already found what is wrong."""
     with cluster.joined(two[0]) as there:
         there.kind = "GPU"  # which nobody offers: the answer waits

@@ -2,12 +2,16 @@
 
 import contextlib
 import os
+import sys
 import threading
+import types
+from concurrent.futures import Future
 
 import pytest
 
-from helpers import child, exercises, locks, machine
+from helpers import apart, child, exercises, locks, machine
 from helpers.checks.judge import Trial
+from helpers.stage.play import threads
 
 EVERY = exercises.every()
 
@@ -68,9 +72,10 @@ def test_what_the_second_pass_compiles_leaves_no_thread_of_inductor_s(trial, mon
     one = trial("gated-projection")
     one.played("gpu", [])
     text = """
-import threading, torch
+import torch
+from helpers.stage.play import threads
 torch.compile(lambda x: x.sin() + 1)(torch.ones(8))
-print(threading.active_count())
+print(threads())
 """
     env = asked["env"] | {"TORCHINDUCTOR_CACHE_DIR": tmp_path}  # it compiles
     assert real(text, env=env, interpreted=False, seconds=60).stdout == "1\n"
@@ -110,8 +115,65 @@ def test_what_is_made_of_pytorch_runs_in_both_passes_at_once(trial, taken, monke
         assert stopped == [False] and taken == ["shared"]
         stopped.clear(), taken.clear(), begun.clear()
     one.found, one.text, one.second = ["a finding"], "100", None
-    assert one.run() == ["a finding"] and one.second.result()[2].timed_out and not stopped
+    assert one.run() == ["a finding"] and one.second.result()[1].timed_out and not stopped
     assert not trial("row-softmax").may_run_beside() and not trial("honest-timer").may_run_beside()
+
+
+@pytest.mark.parametrize("others", ["took its time", "have all threads"])
+def test_a_second_pass_that_had_no_chance_beside_the_first_runs_alone_after_it(trial, taken, monkeypatch, others):
+    """Seen once, on a busy machine: a right answer's process had not come to its first case when its time was over."""
+    monkeypatch.setattr(child, "warm", lambda **named: None)
+    seconds, begun = iter([0.3] * (others == "took its time") + [20]), threading.Event()
+
+    def played(self, mode, cases, speed=None, until=None):
+        begun.set()
+        return [({"event": "end"}, [])], child.run("import time\ntime.sleep(1)", seconds=next(seconds), until=until)
+
+    monkeypatch.setattr(Trial, "prepare", lambda self: None)
+    monkeypatch.setattr(Trial, "played", played)
+    monkeypatch.setattr(Trial, "on_cpu", lambda self: [] if others == "have all threads" or begun.wait(30) else None)
+    monkeypatch.setattr(Trial, "compared", lambda self, mode, cases, left: [])
+    monkeypatch.setattr(Trial, "ended", lambda self, mode, cases, left, done: [] if done.ok else [done.why()])
+    if others == "have all threads":
+        monkeypatch.setattr(apart, "later", lambda work: Future())
+    one = trial("graph-breaks")
+    assert one.run() == [] and one.checked == [f"{len(one.exercise.cases)} cases on the GPU"] and not list(seconds)
+
+
+def test_a_second_pass_that_hangs_alone_too_is_a_finding(trial, taken, monkeypatch):
+    monkeypatch.setattr(child, "warm", lambda **named: None)
+    alone, begun = [], threading.Event()
+
+    def played(self, mode, cases, speed=None, until=None):
+        alone.append(until is None)
+        begun.set()
+        return [({"event": "import"}, [])], child.run("import time\ntime.sleep(100)", seconds=0.3, until=until)
+
+    monkeypatch.setattr(Trial, "prepare", lambda self: None)
+    monkeypatch.setattr(Trial, "played", played)
+    monkeypatch.setattr(Trial, "on_cpu", lambda self: [] if begun.wait(30) else None)
+    [found] = trial("graph-breaks").run()
+    assert found.kind == "timeout" and "s while its definitions were run, and was stopped" in found.message
+    assert alone == [False, True]
+
+
+def test_the_thread_that_watches_tqdm_s_bars_is_none_of_the_answer_s(monkeypatch):
+    """torch.compile starts it where tqdm is installed. What only looks like it counts."""
+    before, over = threads(), threading.Event()
+    monitor = type("TMonitor", (threading.Thread,), {})
+    others = [threading.Thread, type("TMonitor", (monitor,), {}), type("TMonitor", (threading.Thread,), {})]
+    begun = [kind(target=over.wait, name="tqdm_monitor") for kind in (monitor, *others)]
+    try:
+        for thread in begun:
+            thread.start()
+        monkeypatch.delitem(sys.modules, "tqdm._monitor", raising=False)
+        assert threads() == before + 4
+        monkeypatch.setitem(sys.modules, "tqdm._monitor", types.SimpleNamespace(TMonitor=monitor))
+        assert threads() == before + 3
+    finally:
+        over.set()
+        for thread in begun:
+            thread.join()
 
 
 def test_a_text_ends_when_it_is_told_to():

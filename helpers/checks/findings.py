@@ -105,14 +105,14 @@ def failed(last: dict, done: child.Result, text: str) -> Finding:
     if last.get("event") == "error":
         return raised(last, done.stderr, text)
     where = still(done.stderr, text)
+    while_ = " while its definitions were run" * (last.get("event") == "import")
     if done.timed_out:
         what = f"The kernel `{last['kernel']}`, launched last," if last.get("kernel") else "It"
-        said = f"{what} was still running after {done.seconds:.1f} s{where}, and was stopped."
+        said = f"{what} was still running after {done.seconds:.1f} s{while_}{where}, and was stopped."
         if last.get("kernel") and "mbarrier" in text:
             said += " A wait at an mbarrier ends when its phase has had all its arrivals and all the bytes it was told "
             said += "to expect, and where it waits for the parity of that phase, not of another."
         return Finding("timeout", said)
-    while_ = " while its definitions were run" * (last.get("event") == "import")
     if done.signal and re.search(r'recent call first\):\n *File "[^"]*/cuda/nvrtc\.py"', done.stderr):
         said = f"The compiler itself was ended by {signal.Signals(done.signal).name}{where}, so it names no line."
         said += " Look for inline PTX whose operands make no sense, such as a descriptor of zero."

@@ -165,14 +165,14 @@ def _judged_there(address: str, exercise: Exercise, text: str, **options) -> Ver
                 if not future.done() and others.kind == "GPU" and not machine.gpu():
                     here = judge(exercise, text, **options)
                     if here.passed is False:
-                        others.leave()
                         return dataclasses.replace(here, unchecked=(*here.unchecked, "its time: it left the queue"))
                 return future.result()
             except KeyboardInterrupt:
-                others.leave()
                 took = time.monotonic() - began
                 found = Finding("timeout", f"You stopped the check after {took:.1f} s, at the cluster of {address}.")
                 raise Stopped(Verdict(exercise.name, None, (found,), others.kind.lower(), took)) from None
+            finally:
+                others.leave()  # whatever ended the wait: the thread that waits there is to end too
     except machine.NotReady as gone:
         here = judge(exercise, text, **options)
         return dataclasses.replace(here, unchecked=(*here.unchecked, f"on the cluster: {gone.sentence}"))
@@ -270,6 +270,7 @@ class Trial:
         self.counting: traffic.Program | None = None
         self.large_job: Future | None = None
         self.second: Future | None = None
+        self.second_cases: list[tuple[int, Case]] = []
         self.launched: list[dict] = []
         self.begun: child.Begun | None = None
         self.gpu = machine.gpu()
@@ -375,12 +376,12 @@ class Trial:
     @contextlib.contextmanager
     def begun_beside(self) -> Iterator[None]:
         """Begin the second pass; at the end it is over, or is ended."""
-        cases = list(self.cases("gpu"))
+        self.second_cases = list(self.cases("gpu"))
         until, self.end_second = os.pipe()
 
         def play():
             try:
-                return cases, *self.played("gpu", cases, until=until)
+                return self.played("gpu", self.second_cases, until=until)
             finally:
                 os.close(until)
 
@@ -391,7 +392,8 @@ class Trial:
             os.close(self.end_second)
             if self.second.cancel():  # its turn has not come
                 os.close(until)
-            wait([self.second], 2)  # one whose process is not ready yet ends before it begins
+            else:
+                wait([self.second], 2)  # one whose process is not ready yet ends before it begins
 
     def lock(self):
         """What keeps the second pass out of others' timings, and of an answer that is a timer all others."""
@@ -426,7 +428,8 @@ class Trial:
             except mojo.CompileError as refused:
                 return caught("compiler", [Finding("compile", str(refused))])
         if begun:
-            cases, left, done = self.awaited()
+            cases = self.second_cases
+            left, done = self.awaited()
         else:
             left, done = self.played(mode, cases)
         self.printed = _printed(done)
@@ -604,15 +607,20 @@ class Trial:
             speed["case"] = packed(len(self.exercise.cases), speed.pop("as_case"), False)
         return job, blobs
 
-    def awaited(self) -> tuple[list, list, child.Result]:
-        """What came of the second pass that was begun beside the first."""
-        try:
-            return self.second.result()
-        except KeyboardInterrupt:
-            os.write(self.end_second, b".")
-            cases, left, done = self.second.result()
-            self.stopped(done.stderr, left, cases)
-            raise
+    def awaited(self) -> tuple[list, child.Result]:
+        """What `played` gave of the second pass that was begun beside the first. Where its turn has not come, it runs
+        now; and once more, alone, where its time was over: on a busy machine the first one may have taken it."""
+        if not self.second.cancel():
+            try:
+                left, done = self.second.result()
+            except KeyboardInterrupt:
+                os.write(self.end_second, b".")
+                left, done = self.second.result()
+                self.stopped(done.stderr, left, self.second_cases)
+                raise
+            if not done.timed_out:
+                return left, done
+        return self.played("gpu", self.second_cases)
 
     def stopped(self, stderr: str, left: list, cases: list) -> None:
         """Note where the answer was when the learner stopped it."""

@@ -159,7 +159,7 @@ class Play:
 
     def hand_over(self, answer, arguments, tensors, wave: int, **about) -> None:
         """One call, and all it left: outputs, inputs as they are now, what was counted."""
-        driven, before = bool(self.job["drive"]), threading.active_count()
+        driven, before = bool(self.job["drive"]), threads()
         watch = Watch()
         del self.launches.kernels[:]
         with ExitStack() as stack:
@@ -175,7 +175,7 @@ class Play:
         out = out[0] if driven else out
         facts |= self.facts(traces, watch) if not driven else {}
         facts["kernels"] = list(self.launches.kernels)
-        facts["threads"] = threading.active_count() - before
+        facts["threads"] = threads() - before
         found: list[torch.Tensor] = []
         tree = encode(out, found)
         given = {t.untyped_storage().data_ptr() for t in tensors}
@@ -248,6 +248,13 @@ class Play:
         rivals = {"answer": answer, "rival": driver}
         found = timing.compare(rivals, lambda: self.inputs(speed["case"], "inputs")[1], rounds=11)
         return [[m.value, m.low, m.high] for m in (found["answer"], found["rival"])]
+
+
+def threads() -> int:
+    """How many threads there are. The one that watches tqdm's bars is not counted: where tqdm is installed,
+    torch.compile starts it."""
+    monitor = getattr(sys.modules.get("tqdm._monitor"), "TMonitor", None)
+    return sum(type(thread) is not monitor for thread in threading.enumerate())
 
 
 def _module(name: str, file: str, text: str) -> types.ModuleType:
