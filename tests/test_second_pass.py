@@ -140,20 +140,28 @@ def test_a_second_pass_that_had_no_chance_beside_the_first_runs_alone_after_it(t
     assert one.run() == [] and one.checked == [f"{len(one.exercise.cases)} cases on the GPU"] and not list(seconds)
 
 
-def test_a_second_pass_that_hangs_alone_too_is_a_finding(trial, taken, monkeypatch):
+@pytest.mark.parametrize(
+    ("left", "kind", "said"),
+    [
+        ([({"event": "import"}, [])], "timeout", "s while its definitions were run, and was stopped"),
+        ([], "environment", "was not ready after"),
+    ],
+)
+def test_a_second_pass_that_hangs_alone_too_is_a_finding(trial, taken, monkeypatch, left, kind, said):
+    """Of an answer whose text was not even begun nothing can be said."""
     monkeypatch.setattr(child, "warm", lambda **named: None)
     alone, begun = [], threading.Event()
 
     def played(self, mode, cases, speed=None, until=None):
         alone.append(until is None)
         begun.set()
-        return [({"event": "import"}, [])], child.run("import time\ntime.sleep(100)", seconds=0.3, until=until)
+        return left, child.run("import time\ntime.sleep(100)", seconds=0.3, until=until)
 
     monkeypatch.setattr(Trial, "prepare", lambda self: None)
     monkeypatch.setattr(Trial, "played", played)
     monkeypatch.setattr(Trial, "on_cpu", lambda self: [] if begun.wait(30) else None)
     [found] = trial("graph-breaks").run()
-    assert found.kind == "timeout" and "s while its definitions were run, and was stopped" in found.message
+    assert found.kind == kind and said in found.message
     assert alone == [False, True]
 
 

@@ -106,6 +106,9 @@ def failed(last: dict, done: child.Result, text: str) -> Finding:
         return raised(last, done.stderr, text)
     where = still(done.stderr, text)
     while_ = " while its definitions were run" * (last.get("event") == "import")
+    if done.timed_out and not last:  # CUDA begins in it before the answer does
+        said = f"Its process was not ready after {done.seconds:.1f} s, and nothing of it was run: this machine is busy."
+        return Finding("environment", said, next="Check again when others are done.")
     if done.timed_out:
         what = f"The kernel `{last['kernel']}`, launched last," if last.get("kernel") else "It"
         said = f"{what} was still running after {done.seconds:.1f} s{while_}{where}, and was stopped."

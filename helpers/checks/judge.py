@@ -353,7 +353,7 @@ class Trial:
                 self.begun.result(self.seconds)
             with self.lock():
                 findings = self.on("gpu")
-                worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory"))
+                worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory", "environment"))
                 if worth and self.has_kernels:
                     findings += caught("compute-sanitizer", self.sanitized())
             findings = findings or self.measured()
