@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from glob import glob
-from importlib.util import find_spec
 from pathlib import Path
 
 from . import child, cuda, interpreter, locks, machine, show, source
@@ -86,14 +85,12 @@ def measured(*functions: Callable[[], object], given: dict | None = None) -> dic
     }
 
 
-def warm(*packages: str, inductor: bool = False) -> None:
+def warm(*, inductor: bool = False) -> None:
     """Start the process that the next `measured` will need, without waiting for it: importing what a notebook imports,
-    under Nsight Compute, takes most of its time. packages: others that its functions import, where they are installed.
-    inductor: its functions are compiled by torch.compile, whose own imports take seconds more. In CPU mode and without
-    Nsight Compute nothing is started."""
+    under Nsight Compute, takes most of its time. inductor: its functions are compiled by torch.compile, whose own
+    imports take seconds more. In CPU mode and without Nsight Compute nothing is started."""
     if machine.gpu() and not _ahead:
-        more = [name for name in packages if find_spec(name.partition(".")[0])]
-        more += ["torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx"] * inductor
+        more = ["torch._dynamo.repro.after_dynamo", "torch._inductor.compile_fx"] * inductor
         with suppress(machine.NotReady):
             _ahead.append(Program([READ, WRITTEN], IN_RANGES, ahead=True, packages=more))
 
@@ -119,8 +116,6 @@ class Program:
         self._command = [*counting, str(self.folder / "program.py"), str(self.folder / "text.py"), *packages]
         # Inductor's pool of compilers would be started under the profiler too
         env = {"PYTHONPATH": machine.python_path(), "HELPERS_MODE": "gpu", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        if "jax.numpy" in packages:  # it is told while it is imported, and a text would come too late
-            env |= {"JAX_PLATFORMS": "cuda", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         self._more = {"env": env, "output_bytes": 1 << 26}  # a row repeats every attribute of the device: some 4 kB
         self._begun = child.begin(self._command, **self._more) if ahead else None
 

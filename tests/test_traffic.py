@@ -143,15 +143,13 @@ def test_a_program_runs_its_text_once_it_has_one(monkeypatch, tmp_path, ahead):
     assert not program.folder.exists()
 
 
-@pytest.mark.parametrize("packages", [(), ("torch._inductor.compile_fx", "jax.numpy")])
+@pytest.mark.parametrize("packages", [(), ("torch._inductor.compile_fx",)])
 def test_a_program_has_loaded_what_its_text_will_import(monkeypatch, tmp_path, packages):
-    pytest.importorskip("jax")
     stand_in_for_ncu(monkeypatch, tmp_path)
     program = traffic.Program([traffic.READ], traffic.IN_RANGES, packages=packages)
-    loaded = 'import os, sys\nloaded = [n in sys.modules for n in ("torch._inductor.compile_fx", "jax.numpy")]\n'
-    told = loaded + 'loaded += [os.environ.get("JAX_PLATFORMS") == "cuda"]\n'
-    (row,) = program.rows(f'{told}print(\'"loaded"\\n""\')\nprint(f\'"{{loaded}}"\')')
-    assert row["loaded"] == str([bool(packages)] * 3)
+    loaded = 'import sys\nloaded = "torch._inductor.compile_fx" in sys.modules\n'
+    (row,) = program.rows(f'{loaded}print(\'"loaded"\\n""\')\nprint(f\'"{{loaded}}"\')')
+    assert row["loaded"] == str(bool(packages))
 
 
 def test_what_was_started_ahead_is_used_once(monkeypatch, tmp_path):
@@ -172,8 +170,8 @@ def test_what_was_started_ahead_is_used_once(monkeypatch, tmp_path):
     def tile():
         pass
 
-    traffic.warm("json.decoder", "no_such_package", inductor=True)
-    assert traffic._ahead[0].packages[:1] == ["json.decoder"] and len(traffic._ahead[0].packages) == 3
+    traffic.warm(inductor=True)
+    assert "torch._inductor.compile_fx" in traffic._ahead[0].packages
     for case in range(2):
         traffic.measured(tile, given={"CASE": case})
     assert used == [True, False] and not traffic._ahead
