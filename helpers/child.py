@@ -214,7 +214,6 @@ def _environment(changes: dict | None, kind: str) -> dict:
     env = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
     if kind != "bare":  # a program may have to ask a proxy
         env = {name: value for name, value in env.items() if not _WITH_PASSWORD.search(value)}
-        env.pop("HELPERS_ZYGOTES", None)  # a text has no business with them
     if kind in ("interpreted", "inductor"):
         env["TRITON_INTERPRET"] = "1"
         env["HELPERS_MODE"] = "cpu"  # what is interpreted runs on the CPU, beside a GPU too; CUDA stays untouched,
@@ -293,29 +292,8 @@ def _zygote_for(kind: str) -> Iterator["_Zygote"]:
 def _zygote(kind) -> "_Zygote":
     if kind not in _zygotes or not _zygotes[kind].alive():
         at_work = (one for one in _zygotes.values() if one.kind == kind != "bare" and one.alive())
-        _zygotes[kind] = _Zygote(kind, next(at_work, None) or _shared(kind))
+        _zygotes[kind] = _Zygote(kind, next(at_work, None))
     return _zygotes[kind]
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """Stands for a zygote of another process, of which one here can be a fork."""
-
-    socket: socket.socket
-
-
-def _shared(kind: str) -> _Shared | None:
-    """The one of the process that HELPERS_ZYGOTES names by its socket: tests of many notebooks load packages once."""
-    path = os.environ.get("HELPERS_ZYGOTES")
-    if not path or kind == "bare":
-        return None
-    asked = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        asked.connect(path)
-        asked.send(kind.encode())
-    except OSError:  # it has ended
-        return None
-    return _Shared(asked)
 
 
 class _Zygote:

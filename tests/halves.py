@@ -3,7 +3,6 @@
 `python -m tests.halves [options of pytest]`. On a GPU one follows the other, since some of them time what they do.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 from helpers import ROOT, machine
-from tests import sharing
 
 FIRST, BESIDE = ["tests"], ["notebooks", "labs", "solutions"]
 TESTS_BESIDE = ["tests/test_cuda_cards.py", "tests/test_block_sparse.py", "tests/test_gemm_hopper.py"]
@@ -23,16 +21,14 @@ NOTHING = 5
 def main(options: list[str], root: Path = ROOT, together: bool = True) -> int:
     """Run both; the first is heard at once, the one beside it at the end. The exit status is the worse one."""
     command = [sys.executable, "-m", "pytest", "--nbval-lax", "-m", "not slow"]
-    env = {**os.environ, **{name: value for name, value in sharing.shared().items() if name == sharing.FOUND}}
     moved = [name for name in TESTS_BESIDE if (root / name).exists()]
     first, beside = [*FIRST, *(f"--ignore={name}" for name in moved)], [*BESIDE, *moved]
     apart = ["-o", "cache_dir=.pytest_cache/notebooks"]  # what failed last is noted by each for itself
     with tempfile.TemporaryFile("w+") as said:
-        how = {"cwd": root, "env": env}
-        with subprocess.Popen([*command, *beside, *apart, *options], **how, stdout=said, stderr=said) as other:
+        with subprocess.Popen([*command, *beside, *apart, *options], cwd=root, stdout=said, stderr=said) as other:
             if not together:
                 other.wait()
-            status = subprocess.run([*command, *first, *options], **how).returncode
+            status = subprocess.run([*command, *first, *options], cwd=root).returncode
         said.seek(0)
         print(said.read(), flush=True)
     return worse(status, other.returncode)

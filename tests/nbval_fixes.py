@@ -13,7 +13,6 @@ import pytest
 from nbval import kernel, plugin
 
 from helpers import machine, notebooks
-from tests import sharing
 
 CELL_SECONDS = 300
 QUICK = {"HELPERS_TARGETS": "sm_90 sm_90a gfx942"}
@@ -54,7 +53,7 @@ def start_new_kernel(startup_timeout=60, kernel_name="python", cwd=".", **option
 
     In solutions/ a check that fails raises there, in labs/ it leaves no trace (`notebooks.kernel_environment`).
     """
-    env = notebooks.kernel_environment(sharing.shared() | ({} if machine.gpu() else QUICK), Path(cwd))
+    env = notebooks.kernel_environment({} if machine.gpu() else QUICK, Path(cwd))
     env.pop("PYTEST_CURRENT_TEST", None)  # ipykernel leaves file descriptors alone where it sees this
     return _start_new_kernel(startup_timeout, kernel_name, cwd=cwd, env=env, **options)
 

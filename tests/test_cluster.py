@@ -24,7 +24,6 @@ from helpers import ROOT, __main__, checks, cluster, exercises, grading, machine
 if os.environ.get("HELPERS_DASK") != "required":
     pytest.importorskip("distributed", reason="not installed: make install EXTRAS=all,cluster")
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
 NAME = "count-bytes"
 EXERCISE = exercises.every()[NAME]
 SOLVED = ROOT / "solutions" / f"{EXERCISE.lab}.ipynb"

@@ -11,7 +11,6 @@ import pytest
 
 from helpers import ROOT, __main__, checks, desk, exercises, grading, labs, machine, notebooks, source
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
 NAME = "masked-add"
 EXERCISE = exercises.every()[NAME]
 SOLVED = ROOT / "solutions" / f"{EXERCISE.lab}.ipynb"

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from helpers import ROOT, cuda, machine, source
-from tests import sharing
 
 CARDS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 PLAIN = tuple(card for card in CARDS if not card.endswith("a"))
@@ -139,12 +138,9 @@ def compilations(arch: str) -> dict[str, tuple]:
             return error
 
     ours = {what: those for (what, card), those in asked().items() if card == arch}
-    with pytest.MonkeyPatch.context() as here:
-        for name, value in sharing.shared().items():  # lessons 09 and 10 compile some of them, too
-            here.setenv(name, value)
-        with contextlib.suppress(cuda.CompileError):  # which of them it was is asked one by one
-            cuda.compile_all(one for one, *_ in ours.values())
-        return {what: (made(*one), threads, shared) for what, (one, threads, shared) in ours.items()}
+    with contextlib.suppress(cuda.CompileError):  # which of them it was is asked one by one
+        cuda.compile_all(one for one, *_ in ours.values())
+    return {what: (made(*one), threads, shared) for what, (one, threads, shared) in ours.items()}
 
 
 @each_card

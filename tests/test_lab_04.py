@@ -10,7 +10,6 @@ from helpers.exercises import Draw, every, l04_tvm_xla
 from tests.answers import solved
 
 tvm_is_here = pytest.mark.skipif(apart.problem("tvm") is not None, reason="TVM is not installed")
-pytestmark = pytest.mark.usefixtures("loaded_once")
 EXERCISE = every()["tensorir-schedule"]
 TIMED = EXERCISE.cases[-1].inputs(Draw(1))
 

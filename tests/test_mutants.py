@@ -10,7 +10,6 @@ from helpers.checks import judge
 from helpers.exercises import every
 from tests.answers import GROUPS, as_judged, solved, written
 
-pytestmark = pytest.mark.usefixtures("loaded_once")
 ANSWERS = written()
 LEAST = {"right": 2, "broken": 8, "cheat": 3}
 

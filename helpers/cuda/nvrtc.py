@@ -1,6 +1,5 @@
 """Compile CUDA C with NVRTC, NVIDIA's run-time compiler, on any Linux machine: it needs no GPU and no driver."""
 
-import hashlib
 import importlib.util
 import os
 import pickle
@@ -118,8 +117,8 @@ def compile(  # noqa: A001  (the course's name for it: cuda.compile)
     Raises `CompileError` with the reader's line numbers, ValueError for an architecture NVRTC does not know.
     """
     asked = _asked(code, arch, options, name_expressions)
-    if not _there(asked):
-        _keep(asked, _binary(asked, compiler.made(*_job(*asked))))
+    if asked not in _binaries:
+        _binaries[asked] = _binary(asked, compiler.made(*_job(*asked)))
     return _binaries[asked]
 
 
@@ -127,15 +126,13 @@ def compile_all(asked: Iterable[tuple]) -> list[Binary]:
     """`[compile(*one) for one in asked]`, but side by side, in as many processes as there are processors: in one
     process NVRTC takes one text after the other. What does not compile raises as it would without this."""
     asked = [_asked(*one) for one in asked]
-    missing = [one for one in dict.fromkeys(asked) if not _there(one)]
+    missing = [one for one in dict.fromkeys(asked) if one not in _binaries]
     count = min(len(os.sched_getaffinity(0)), len(missing))
     if count > 1:
         shares = [missing[i::count] for i in range(count)]
         with ThreadPoolExecutor(count) as pool:
             for share, made in zip(shares, pool.map(_apart, shares), strict=True):
-                for one, m in zip(share, made, strict=False):
-                    if not m.status:
-                        _keep(one, _binary(one, m))
+                _binaries.update({one: _binary(one, m) for one, m in zip(share, made, strict=False) if not m.status})
     return [compile(*one) for one in asked]
 
 
@@ -158,29 +155,6 @@ def read_binaries(path: str) -> None:
 
 _binaries: dict[tuple, Binary] = {}
 """By what was asked for, as `_asked` gives it."""
-
-
-def _there(asked: tuple) -> bool:
-    """Whether it is compiled already, by this process or by another of the same run of tests."""
-    path = _common(asked)
-    if asked not in _binaries and path and path.exists():
-        _binaries[asked] = pickle.loads(path.read_bytes())
-    return asked in _binaries
-
-
-def _keep(asked: tuple, binary: Binary) -> None:
-    _binaries[asked] = binary
-    if (path := _common(asked)) and not path.exists():
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            pickle.dump(binary, file)
-        os.rename(file.name, path)  # it is there whole, or not at all
-
-
-def _common(asked: tuple) -> Path | None:
-    """The file of a compilation in the folder HELPERS_BINARIES, which lasts as long as a run of tests: what is included
-    does not change meanwhile, so that its text need not be looked at."""
-    folder = os.environ.get("HELPERS_BINARIES")
-    return Path(folder, hashlib.sha256(repr(asked).encode()).hexdigest()) if folder else None
 
 
 def _asked(code: str, arch: str | None = None, options: Sequence[str] = (), name_expressions: Sequence[str] = ()):
