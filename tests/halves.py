@@ -12,7 +12,7 @@ from pathlib import Path
 from helpers import ROOT, machine
 
 FIRST, BESIDE = ["tests"], ["notebooks", "labs", "solutions"]
-TESTS_BESIDE = ["tests/test_cuda_cards.py", "tests/test_block_sparse.py", "tests/test_gemm_hopper.py"]
+TESTS_BESIDE = ["tests/test_cuda_cards.py", "tests/test_gemm_hopper.py"]
 """Those of FIRST that go with BESIDE, so that the two take as long as each other."""
 NOTHING = 5
 """pytest's exit status where no test was chosen, as `-k` may do for one of the two."""
