@@ -51,29 +51,34 @@ def answered_rows(x: Floats, count: Int, pitch: Int, n: Int, sums: Floats) abi("
 """Functions of C's: a module for Python would take its compiler three times as long."""
 
 
-def summed(sums, x, timed):
-    """The sums of all rows, and where asked for the time of a plain loop over that of the answer."""
+def summed(sums, x, how):
+    """The sums of all rows; "timed", also the time of a plain loop over that of the answer. how: "fenced" where nothing
+    may be touched before the first row, nor behind the last."""
     import ctypes
     import time
 
     import torch
 
-    out = torch.full((x.shape[0],), float("nan"))
-    best, scratch = {}, torch.empty_like(out)
+    from helpers.stage import guards
 
-    def call(name, into):
-        given = (x.data_ptr(), x.shape[0], x.stride(0), x.shape[1], into.data_ptr())
+    out = torch.full((x.shape[0],), float("nan"))
+    best = {}
+
+    def call(name, x):
+        given = (x.data_ptr(), x.shape[0], x.stride(0), x.shape[1], out.data_ptr())
         getattr(sums, name)(*map(ctypes.c_int64, given))
 
-    call("answered_rows", out)
-    if not timed:
-        return out, {}
-    for _ in range(25):
+    for at_end in (False, True) if how == "fenced" else ():
+        call("answered_rows", guards.fenced(x, at_end))
+    for _ in range(25 if how == "timed" else 0):
         for name in ("plain_rows", "answered_rows"):
             began = time.perf_counter_ns()
-            call(name, scratch)
+            call(name, x)
             best[name] = min(best.get(name, 1 << 62), time.perf_counter_ns() - began)
-    return out, {"times": best["plain_rows"] / best["answered_rows"]}
+    if best:  # the sums are those of the last call that was timed
+        return out, {"times": best["plain_rows"] / best["answered_rows"]}
+    call("answered_rows", x)
+    return out, {}
 
 
 def judge_sums(inputs, outputs, facts):
@@ -83,7 +88,9 @@ def judge_sums(inputs, outputs, facts):
     if ratio >= LEAST:
         return [("checked", f"{ratio:.1f} times as fast as the plain loop, both on one core (at least {LEAST})")]
     said = f"On one core it is {ratio:.1f} times as fast as the plain loop; {LEAST} times is asked for."
-    return [("too-slow", f"{said} How many numbers does one step of your loop load and multiply?")]
+    return [
+        ("too-slow", f"{said} How many numbers does one step load and multiply, also in long rows of an odd length?")
+    ]
 
 
 vector_sum = Exercise(
@@ -99,20 +106,21 @@ vector_sum = Exercise(
     drive=summed,
     judge=judge_sums,
     core=True,
-    reference=lambda x, timed: x.square().sum(1),
-    low=lambda x, timed: x.half().float().square().sum(1),
+    reference=lambda x, how: x.square().sum(1),
+    low=lambda x, how: x.half().float().square().sum(1),
     dtype=torch.float32,
     cases=(
-        Case("6 rows of 1000", lambda d: (d(6, 1000), False), seen=True, mode="cpu"),
-        Case("rows of 1024", lambda d: (d(3, 1024), False), kind="integers", exact=True, mode="cpu"),
-        Case("rows of 4099, a prime", lambda d: (d(3, 4099), False), kind="outliers", mode="cpu"),
-        Case("rows of 127", lambda d: (d(5, 127), False), kind="integers", exact=True, mode="cpu"),
-        Case("rows of 3, fewer than a register holds", lambda d: (d(9, 3), False), mode="cpu"),
-        Case("rows of 509, far from zero", lambda d: (d(4, 509), False), kind="offset", mode="cpu"),
-        Case("rows that begin at odd addresses", lambda d: (padded(d(8, 256), 3), False), mode="cpu"),
-        Case("one element", lambda d: (d(1, 1), False), mode="cpu"),
-        Case("rows without elements: their sum is 0", lambda d: (d(3, 0), False), exact=True, mode="cpu"),
-        Case("16 rows of 4096, timed", lambda d: (d(16, 4096), True), seen=True, mode="cpu"),
+        Case("6 rows of 1000", lambda d: (d(6, 1000), ""), seen=True, mode="cpu"),
+        Case("rows of 1024", lambda d: (d(3, 1024), ""), kind="integers", exact=True, mode="cpu"),
+        Case("rows of 4099, a prime", lambda d: (d(3, 4099), ""), kind="outliers", mode="cpu"),
+        Case("rows of 127", lambda d: (d(5, 127), ""), kind="integers", exact=True, mode="cpu"),
+        Case("rows of 3, fewer than a register holds", lambda d: (d(9, 3), "fenced"), mode="cpu"),
+        Case("rows of 509, far from zero", lambda d: (d(4, 509), ""), kind="offset", mode="cpu"),
+        Case("rows that begin at odd addresses", lambda d: (padded(d(8, 256), 3), ""), mode="cpu"),
+        Case("one element", lambda d: (d(1, 1), ""), mode="cpu"),
+        Case("rows without elements: their sum is 0", lambda d: (d(3, 0), "fenced"), exact=True, mode="cpu"),
+        Case("rows of 77, and nothing may be read beyond them", lambda d: (d(7, 77), "fenced"), mode="cpu"),
+        Case("16 rows of 4099, timed", lambda d: (d(16, 4099), "timed"), seen=True, mode="cpu"),
     ),
     hints=(
         "The plain loop adds one product a step, and each step waits for the sum of the one before. Which type holds "
@@ -123,7 +131,14 @@ vector_sum = Exercise(
         "sums = SIMD of zeros; whole = n // W * W; for i from 0 below whole in steps of W: piece = load W numbers at "
         "i; sums += piece * piece. total = sums.reduce_add(); for i from whole below n: total += x[i] * x[i].",
     ),
-    hints_for={"nan": ("Which numbers does the last load bring, where `n` is no multiple of `W`?",)},
+    hints_for={
+        "nan": ("Which numbers does the last load bring, where `n` is no multiple of `W`?",),
+        "crash": (
+            "A load may end the process where it touches memory that is not the row's, also if its value is not used. "
+            "For every `n`, which are the first and the last number that each load brings, and are they the row's? "
+            "Rows begin anywhere, so no alignment may be asked for either.",
+        ),
+    },
     seconds=20,
 )
 
@@ -372,8 +387,11 @@ specialised_window = Exercise(
 # ---- max-operator -------------------------------------------------------------------------------------------------
 
 
-def run_operator(folder, x, mix=None):
-    """A graph of MAX's that holds the operator alone, loaded once in this process. x "gpu", no mix: it is not run."""
+def run_operator(folder, x, mix=None, fenced=False):
+    """A graph of MAX's that holds the operator alone, loaded once in this process. x "gpu", no mix: it is not run.
+
+    fenced: on a CPU, nothing may be read before x.
+    """
     from pathlib import Path
 
     from max import driver, engine
@@ -398,6 +416,9 @@ def run_operator(folder, x, mix=None):
         return None
     import torch  # the answer's process has it
 
+    from helpers.stage import guards
+
+    x = guards.fenced(x, at_end=False) if fenced else x
     wait = torch.cuda.synchronize if on_gpu else lambda: None  # MAX has a stream of its own
     wait()
     out = run_operator.model.execute(driver.Buffer.from_dlpack(x), driver.Buffer.from_dlpack(mix))[0]
@@ -405,7 +426,7 @@ def run_operator(folder, x, mix=None):
     return torch.from_dlpack(out).clone(), {}
 
 
-def _shifted(x, mix):
+def _shifted(x, mix, fenced=False):
     before = torch.cat([torch.zeros_like(x[:1]), x[:-1]])
     return x + mix * (before - x)
 
@@ -422,7 +443,7 @@ max_operator = Exercise(
     mojo=Mojo(),
     drive=run_operator,
     reference=_shifted,
-    scale=lambda x, mix: x.abs() + mix.abs() * (torch.cat([x[:1], x[:-1].abs() + x[1:].abs()]) + x.abs()),
+    scale=lambda x, mix, fenced=False: x.abs() + mix.abs() * (torch.cat([x[:1], x[:-1].abs() + x[1:].abs()]) + x.abs()),
     low="bfloat16",
     cases=(
         Case("6 tokens of 64", lambda d: (d(6, 64), d(64)), seen=True),
@@ -431,6 +452,7 @@ max_operator = Exercise(
         Case("one token: nothing comes before it", lambda d: (d(1, 40), d(40))),
         Case("tokens of one number", lambda d: (d(9, 1), d(1))),
         Case("two tokens far from zero", lambda d: (d(2, 77), d(77)), kind="offset"),
+        Case("3 tokens of 70, and nothing may be read before x", lambda d: (d(3, 70), d(70), True), mode="cpu"),
         Case("2000 tokens of 1023", lambda d: (d(2000, 1023), d(1023)), mode="gpu"),
     ),
     hints=(
@@ -441,7 +463,7 @@ max_operator = Exercise(
         "here = x at `at`; before = zeros, or x at (row - 1, column) where row > 0; share = mix at (column); return "
         "here + share * (before - here).",
     ),
-    hints_for={"nan": ("What is read for the first token, which has none before it?",)},
+    hints_for=dict.fromkeys(("nan", "crash"), ("What is read for the first token, which has none before it?",)),
     seconds=300,  # MAX compiles a graph's first operator for 45 s, and for minutes where others are at work, too
 )
 

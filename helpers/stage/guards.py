@@ -1,5 +1,6 @@
 """Tensors in poisoned memory between guard zones, where a stray write and a missing one both leave their mark."""
 
+import ctypes
 import mmap
 
 import torch
@@ -41,6 +42,23 @@ def laid_out(values: torch.Tensor, stride: tuple, device: str) -> torch.Tensor:
     with torch.no_grad():
         out.copy_(values)
     return out
+
+
+def fenced(values: torch.Tensor, at_end: bool) -> torch.Tensor:
+    """A copy on the CPU beside a page that nobody may touch: before its first element, or behind its last one.
+
+    A load that goes there ends the process, also where what it brings is thrown away: no poison shows that.
+    """
+    low, high = span(values)
+    inner = -(-(high - low) // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = torch.frombuffer(mmap.mmap(-1, inner + 2 * mmap.PAGESIZE), dtype=torch.uint8)
+    for start in (0, mmap.PAGESIZE + inner):
+        where = ctypes.c_void_p(memory.data_ptr() + start)
+        if ctypes.CDLL(None).mprotect(where, ctypes.c_size_t(mmap.PAGESIZE), 0):
+            raise OSError("A page cannot be closed to an answer.")
+    first = mmap.PAGESIZE + (inner - (high - low) if at_end else 0)
+    out = memory[first : first + high - low].view(values.dtype).as_strided(values.shape, values.stride())
+    return out.copy_(values)
 
 
 def image(tensor: torch.Tensor) -> torch.Tensor:
