@@ -187,7 +187,8 @@ class _Translation:
                 r"\.(version|target|address_size|shared|file|loc|section|maxntid|reqntid|minnctapersm|pragma)", text
             ):
                 return ""
-            said = "a function that was not inlined; `print` in a kernel brings some" if ".func" in text else "not known"
+            calls = ".func" in text
+            said = "a function that is not inlined; `print` brings some" if calls else "not known"
             raise CompileError(self.ptx, [(number, f"{text.split()[0]} is {said}")], "", NOT_HERE)
         found = re.fullmatch(r"(?:@(!?)%(p\d+)\s+)?([\w.:]+)\s*(.*);", text)
         if not found:
