@@ -194,3 +194,11 @@ def test_where_no_process_can_be_begun_the_second_pass_compiles_by_itself(told, 
     monkeypatch.setattr(child, "begin", lambda argv, env: None)
     assert Trial(OPERATOR, solved(OPERATOR.name), 0, 60).run() == []
     assert told == ["cpu", "gpu"]
+
+
+@pytest.mark.slow
+@mojo_is_here
+def test_of_a_kernel_that_never_ends_no_line_of_the_checks_own_is_told():
+    text = solved("tiled-product").replace("for start in range(0, k, TILE):", "var start = 0\n    while start < k:")
+    finding = judge(every()["tiled-product"], text, seconds=5).findings[0]
+    assert finding.kind == "timeout" and "in your code" in finding.message and "multiplied" not in finding.message

@@ -780,7 +780,8 @@ class Trial:
         if last.get("event") == "end" and done.exit == 0 and whole:
             return []
         at = last.get("case", -1)
-        finding = failed(last, done, self.program)
+        # the lines of Python around a text of Mojo are not the answer's: none of them is quoted
+        finding = failed(last, done, "" if self.exercise.mojo else self.program)
         words = f"{done.stderr}\n{last.get('message', '')}"  # where MAX compiles, in the answer's process
         if self.exercise.mojo and not self.exercise.mojo.main and (refused := mojo.refused(words)):
             code = rules.mojo_text(self.text, self.exercise.entry)
