@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from . import Case, Exercise, Limit, Look, Mojo, padded
+from . import Case, Draw, Exercise, Limit, Look, Mojo, padded
 
 LAB = "11_mojo_max"
 
@@ -299,6 +299,11 @@ def _summed_in_half(x, radius, edges):
     return (total / (2 * radius + 1)).float()
 
 
+def great(d: Draw) -> tuple:
+    """Numbers of 2**14 and -2**14: sums of seven pass what fp16 holds, and no sum of fewer is rounded."""
+    return (d.integers(0, 2, 518) * 2 - 1).half() * 2**14, 3, False
+
+
 def _loops(ptx: str) -> bool:
     """Whether some branch goes back."""
     lines = [line.strip() for line in ptx.splitlines()]
@@ -362,6 +367,7 @@ specialised_window = Exercise(
         Case("512 elements with their neighbours, radius 1", lambda d: (d(514), 1, False), seen=True),
         Case("256 elements with their neighbours, radius 9", lambda d: (d(274), 9, False), kind="integers"),
         Case("512 in fp16 with their neighbours", lambda d: (d(518, dtype=torch.float16), 3, False), kind="offset"),
+        Case("512 in fp16, whose sums fp16 cannot hold", great, exact=True),
         Case("100,003 elements, radius 4", lambda d: (d(100_003), 4, True), mode="gpu"),
     ),
     hints=(
