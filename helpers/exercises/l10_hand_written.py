@@ -46,6 +46,7 @@ vector_gemv = Exercise(
         Case("7 rows of 1003: three elements more than whole pieces", lambda d: _row_and_matrix(d, 7, 1003), seen=True),
         Case("70 rows of 520", lambda d: _row_and_matrix(d, 70, 520)),
         Case("rows of 8: a single piece", lambda d: _row_and_matrix(d, 9, 8), kind="outliers"),
+        Case("3 rows of 3001: many rounds of pieces", lambda d: _row_and_matrix(d, 3, 3001)),
         Case("rows of 7: no whole piece", lambda d: _row_and_matrix(d, 5, 7)),
         Case("rows of 263, far from zero", lambda d: _row_and_matrix(d, 4, 263), kind="offset"),
         Case("small integers, rows of 777", lambda d: _row_and_matrix(d, 8, 777), kind="integers", exact=True),
@@ -166,6 +167,7 @@ int4_unpack = Exercise(
         Case("a group longer than a row", lambda d: _quantised(d, 4, 96, 128)),
         Case("one word", lambda d: _quantised(d, 3, 8, 8), kind="outliers"),
         Case("33 words, one more than lanes", lambda d: _quantised(d, 7, 264, 24), kind="outliers"),
+        Case("3 rows of 2008: many rounds of words", lambda d: _quantised(d, 3, 2008, 64)),
         Case("x far from zero", lambda d: _quantised(d, 4, 320, 64), kind="offset"),
         Case(
             "small integers, scales that are powers of two", lambda d: _quantised(d, 8, 400, 40, True), "integers", True
@@ -257,6 +259,7 @@ warp_top_k = Exercise(
         Case("rows of 32, the best 32: all of them in order", lambda d: (d(5, 32), 32), kind="outliers", exact=True),
         Case("rows of 33, one more than lanes, the best 32", lambda d: (d(4, 33), 32), exact=True),
         Case("the best one, far from zero", lambda d: (d(7, 130), 1), kind="offset", exact=True),
+        Case("2 rows of 900: many rounds of columns", lambda d: (d(2, 900), 20), exact=True),
         Case("rows of 5, all of them", lambda d: (d(9, 5), 5), exact=True),
         Case("all elements equal", lambda d: (d(1, 1).expand(3, 70).contiguous(), 9), exact=True),
         Case("all elements minus infinity", lambda d: (torch.full((2, 45), -float("inf")), 7), exact=True),
@@ -344,6 +347,18 @@ def _split_dots(a, b, splits):
     return products.sum(1), products.sum(1), parts.T.contiguous()
 
 
+def _judge_ways(inputs, outputs, facts):
+    """Sums do not say how they were added; that the first way was taken, only the number of atomics does."""
+    a, _, splits = inputs
+    rows, cols = a.shape
+    parts = rows * ceil(cols / ceil(cols / splits)) if cols else 0
+    added = facts.get("atomics", parts)  # what a GPU does is not counted
+    if splits == 1 or added >= parts:
+        return []
+    said = f"Both results are right, but threads update global memory atomically {added:,} times, and {parts:,} blocks "
+    return [("forbidden", f"{said}have a part: in the first way each adds its own to the result by an atomic.")]
+
+
 def _two(d, rows: int, cols: int, splits: int) -> tuple:
     return d(rows, cols), d(rows, cols), splits
 
@@ -358,13 +373,14 @@ two_ways_to_split = Exercise(
     made_of="cuda",
     reference=_split_dots,
     scale=lambda a, b, splits: (a * b).abs().sum(1),
+    judge=_judge_ways,
     same_bits=(1, 2),
     seconds=20,
     cases=(
         Case("2 rows of 3000 between 6 blocks", lambda d: _two(d, 2, 3000, 6), seen=True),
         Case("3 rows of 1003 between 4 blocks: no equal parts", lambda d: _two(d, 3, 1003, 4), seen=True),
-        Case("one row of 5003 between 37 blocks", lambda d: _two(d, 1, 5003, 37), kind="outliers"),
-        Case("1 block a row: nothing is split", lambda d: _two(d, 5, 700, 1)),
+        Case("one row of 5003 between 140 blocks", lambda d: _two(d, 1, 5003, 140), kind="outliers"),
+        Case("1 block a row of 2100: nothing is split", lambda d: _two(d, 3, 2100, 1)),
         Case("more blocks than elements: some have nothing", lambda d: _two(d, 3, 7, 12)),
         Case("9 elements between 4 blocks: the last has nothing", lambda d: _two(d, 2, 9, 4), kind="outliers"),
         Case("far from zero", lambda d: _two(d, 4, 900, 5), kind="offset"),
@@ -540,6 +556,7 @@ quantise_cache = Exercise(
         Case("large numbers", _cache(2, 6, 50, 3, lambda x: x.clamp(-3, 3) * 20_000)),
         Case("a cache with room for more tokens", _cache(3, 10, 32, 4, _roomy)),
         Case("tokens that lie further apart than they are long", _cache(2, 9, 41, 4, padded)),
+        Case("16,384 numbers a block, the most", _cache(1, 65, 256, 64)),
         Case("one number a token", _cache(2, 37, 1, 32)),
         Case("one element", _cache(1, 1, 1, 1)),
         Case("no tokens", _cache(3, 0, 64, 8)),
@@ -639,17 +656,17 @@ def _some_masked(draw):
 
 
 def _corners(draw):
-    """Blocks at the ends of the words that a ballot makes, and nowhere else."""
-    mask = torch.zeros(2, 161, dtype=torch.uint8)
-    mask[0, [0, 31, 32, 63, 127, 128, 159]] = 1
-    mask[1, [31, 64, 95, 96, 160]] = 128
-    return _stored(draw, mask, 16, 161 * WIDE)
+    """Blocks at the ends of the words that a ballot makes, and nowhere else: of nine words, two or three a warp."""
+    mask = torch.zeros(2, 289, dtype=torch.uint8)
+    mask[0, [0, 31, 32, 63, 127, 128, 159, 256]] = 1
+    mask[1, [31, 64, 95, 96, 160, 255, 288]] = 128
+    return _stored(draw, mask, 16, 289 * WIDE)
 
 
 def _far_blocks(draw):
-    """Three blocks so far apart that the last lies beyond element 2**32."""
-    mask = torch.tensor([[1, 0], [1, 1]], dtype=torch.uint8)
-    return _stored(draw, mask, 16, 64, lambda blocks: far(blocks.flatten(1), 2**32).unflatten(1, (TALL, WIDE)))
+    """Three blocks, a row of blocks each, so far apart that the last lies beyond element 2**32."""
+    mask = torch.tensor([[1, 0], [1, 0], [0, 1]], dtype=torch.uint8)
+    return _stored(draw, mask, 24, 64, lambda blocks: far(blocks.flatten(1), 2**32).unflatten(1, (TALL, WIDE)))
 
 
 def _walk_requests(mask, first, blocks, x, m) -> int:
@@ -771,7 +788,7 @@ scan = Exercise(
         Case("rows of 129, one more than threads", lambda d: (d(2, 129),), kind="outliers"),
         Case("rows of 33, one more than lanes", lambda d: (d(4, 33),)),
         Case("rows of 31", lambda d: (d(5, 31),), kind="integers", exact=True),
-        Case("66,000 elements, more than a tile of tiles", lambda d: (d(1, 66_000),), kind="integers", exact=True),
+        Case("2 rows of 66,000, more than a tile of tiles", lambda d: (d(2, 66_000),), kind="integers", exact=True),
         Case("a row of ones", lambda d: (torch.ones(1, 2500),), exact=True),
         Case("rows that lie further apart than they are long", lambda d: (padded(d(4, 600)),)),
         Case("one element", lambda d: (d(1, 1),)),
