@@ -6,8 +6,8 @@ constexpr unsigned WARP = 32, MOST_THREADS = 1024;
 constexpr uintptr_t STACK = 128 << 10;  // a power of two: a fiber finds itself from its stack pointer
 constexpr uint32_t TURN = 1 << 20;      // accesses after which a fiber gives others a turn (spin locks)
 // What each byte of uninitialised shared memory holds, by order: NaN and -1; as comparisons, fmaxf and fminf may pass
-// over a NaN, a very large number, and one far below zero.
-constexpr unsigned char POISON[] = {0xff, 0x7f, 0xfe};
+// over a NaN, a very large number, and one far below zero: in float, and in half as well, whose 0x7f7f is a NaN.
+constexpr unsigned char POISON[] = {0xff, 0x7b, 0xfb};
 
 enum State : uint8_t { READY, AT_BLOCK, AT_WARP, AT_ACTIVE, FINISHED };
 
