@@ -628,14 +628,14 @@ def test_shared_memory_is_not_zero_at_first(kernels):
     assert out.isnan().all()
     for order, sign in (("reverse", 1), ("shuffle", -1)):  # a maximum, a minimum would pass over a NaN
         kernels.get_function("unset")((1,), (32,), (out,), order=order)
-        assert (sign * out > 1e38).all()
+        assert (sign * out > 1e36).all() and (sign * out.view(torch.float16) > 6e4).all()
 
 
 @on_cpu
 def test_what_a_lane_that_has_returned_would_have_said_is_not_used_unseen(kernels):
     x, out = torch.arange(32.0), zeros(32)
     kernels.get_function("beyond")((1,), (32,), (x, out, 28), order="reverse")
-    assert out[:24].tolist() == x[4:28].tolist() and (out[24:28] > 1e38).all()
+    assert out[:24].tolist() == x[4:28].tolist() and (out[24:28] > 1e36).all()
 
 
 @on_cpu
