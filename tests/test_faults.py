@@ -158,7 +158,10 @@ FAULTS = [
     cuda("CUDA misaligned address", "sum += *(const long long*)(row + 1);", "crash", "no multiple of 8",
          "long long", CASE),
     cuda("CUDA assert", "assert(cols < 0);", "exception", "assertion `cols < 0` failed", "thread (", CASE),
-    cuda("CUDA trap", "__trap();", "crash", "called __trap()", CASE),
+    cuda("CUDA trap", "__trap();", "crash", "called __trap()", "rule out", CASE),
+    cuda("CUDA division by zero", "sum += cols % (cols / 99999);", "crash", "divides an integer by zero", "divisor", CASE),
+    cuda("CUDA mask without its own lane", "sum += __shfl_sync(1u << (t + 1) % 32, 1, 0);", "crash",
+         "leaves out its own lane", "__ballot_sync", CASE),
 ]  # fmt: skip
 
 

@@ -182,7 +182,19 @@ def raised(error: dict, stderr: str, text: str) -> Finding:
     told = kind in ("exception", "memory", "crash") and names[0] not in ("AssertFailed", "KernelError")
     if told or "ScheduleError" in names:
         short = f"{names[0]}{where}: {short}"
-    return Finding(kind, short, {"line": error.get("line")})
+    step = next((step for said, step in _STEPS.items() if kind == "crash" and said in message), "")
+    return Finding(kind, short, {"line": error.get("line")}, next=step)
+
+
+_STEPS = {
+    "leaves out its own lane": (
+        "Who calls must be named in the mask: let __ballot_sync make it from what decides who calls, or let the whole "
+        "warp call, with 0xffffffff."
+    ),
+    "divides an integer by zero": "Ask at which size, or in which block, this divisor is 0.",
+    "called __trap()": "Ask what the text wants to rule out before this line, and which input does it nevertheless.",
+}
+"""The next step for what the CUDA runner says and no pointer is to blame for."""
 
 
 def visible(text: str) -> str:
