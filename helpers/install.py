@@ -365,7 +365,8 @@ def call(command, lock, purpose):
     if ended.returncode != 0:
         raise Problem(
             f"Could not {purpose}: the lines above say why (no network, no wheel, no space).",
-            "put that right and call make again, which starts over; EXTRAS=core needs the fewest packages",
+            "put that right and call make again, which starts over; EXTRAS=core needs the fewest packages, "
+            "and make clean forgets all options",
         )
 
 

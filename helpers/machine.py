@@ -329,7 +329,7 @@ def banner() -> str:
         return f"GPU mode: {m.name} (compute capability {m.capability[0]}.{m.capability[1]}; {size}). {with_versions}"
     return (
         f"CPU mode ({m.why}): kernels run on {m.name} for their values; "
-        f"every time and rate shown was recorded on the GPU that its label names. {with_versions}"
+        f"every time and rate of a GPU was recorded on the one that its label names. {with_versions}"
     )
 
 

@@ -159,7 +159,8 @@ FAULTS = [
          "long long", CASE),
     cuda("CUDA assert", "assert(cols < 0);", "exception", "assertion `cols < 0` failed", "thread (", CASE),
     cuda("CUDA trap", "__trap();", "crash", "called __trap()", "rule out", CASE),
-    cuda("CUDA division by zero", "sum += cols % (cols / 99999);", "crash", "divides an integer by zero", "divisor", CASE),
+    cuda("CUDA division by zero", "sum += cols % (cols / 99999);", "crash", "divides an integer by zero", "divisor",
+         CASE),
     cuda("CUDA mask without its own lane", "sum += __shfl_sync(1u << (t + 1) % 32, 1, 0);", "crash",
          "leaves out its own lane", "__ballot_sync", CASE),
 ]  # fmt: skip
