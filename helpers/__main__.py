@@ -132,8 +132,6 @@ def _lab(options: argparse.Namespace) -> int:
     extra = options.extra[1:] if options.extra[:1] == ["--"] else options.extra
     config = os.pathsep.join(filter(None, [str(ROOT / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH", "")]))
     os.environ["JUPYTER_CONFIG_PATH"] = config
-    # so that `python -m helpers` in its terminals and notebooks is this Python's
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     ours = ["jupyterhub.singleuser", f"--config={ROOT}/jupyter/jupyter_lab_config.py"]
     os.chdir(WORK.parent if hub else ROOT)
     sys.stdout.flush()
