@@ -8,8 +8,6 @@ PART ?=
 WHEELS ?=
 
 run := .venv/bin/python -m
-# notebooks are run by nbval, in the kernel of this environment, beside the unit tests
-pytest := $(run) pytest --nbval-lax
 notebooks := notebooks labs solutions
 
 .DEFAULT_GOAL := help
@@ -43,11 +41,12 @@ offline = $(if $(WHEELS),--wheels '$(WHEELS)')
 lab: install
 	@$(run) helpers lab -- $(LAB_ARGS)
 
+# notebooks are run by nbval, in the kernel of this environment, beside the unit tests
 test: install
 	$(run) tests.halves $(TEST_ARGS)
 
 test-slow: install
-	$(pytest) -m slow tests $(TEST_ARGS)
+	$(run) tests.halves slow $(TEST_ARGS)
 
 test-all: test test-slow
 

@@ -1,6 +1,7 @@
-"""What `make test` runs: lessons and labs, solved or not, in a process beside the rest, for either keeps a core busy.
+"""`make test` and `make test-slow`, each in two processes beside each other, for either keeps a core busy.
 
-`python -m tests.halves [options of pytest]`. On a GPU one follows the other, since some of them time what they do.
+`python -m tests.halves [slow] [options of pytest]`. On a GPU one follows the other, since some of them time what they
+do.
 """
 
 import signal
@@ -11,19 +12,28 @@ from pathlib import Path
 
 from helpers import ROOT, machine
 
-FIRST, BESIDE = ["tests"], ["notebooks", "labs", "solutions"]
-TESTS_BESIDE = ["tests/test_cuda_cards.py", "tests/test_gemm_hopper.py"]
-"""Those of FIRST that go with BESIDE, so that the two take as long as each other."""
+BESIDE = {
+    "not slow": [
+        "notebooks",
+        "labs",
+        "solutions",
+        "tests/test_cuda_cards.py",
+        "tests/test_gemm_hopper.py",
+    ],
+    "slow": ["tests/test_mutants.py"],
+}
+"""By the marks of the tests: what the second process runs, that the two take as long as each other. The first runs the
+rest of tests/."""
 NOTHING = 5
 """pytest's exit status where no test was chosen, as `-k` may do for one of the two."""
 
 
-def main(options: list[str], root: Path = ROOT, together: bool = True) -> int:
+def main(options: list[str], root: Path = ROOT, together: bool = True, marks: str = "not slow") -> int:
     """Run both; the first is heard at once, the one beside it at the end. The exit status is the worse one."""
-    command = [sys.executable, "-m", "pytest", "--nbval-lax", "-m", "not slow"]
-    moved = [name for name in TESTS_BESIDE if (root / name).exists()]
-    first, beside = [*FIRST, *(f"--ignore={name}" for name in moved)], [*BESIDE, *moved]
-    apart = ["-o", "cache_dir=.pytest_cache/notebooks"]  # what failed last is noted by each for itself
+    command = [sys.executable, "-m", "pytest", "--nbval-lax", "-m", marks]
+    beside = [name for name in BESIDE[marks] if (root / name).exists()]
+    first = ["tests", *(f"--ignore={name}" for name in beside)]
+    apart = ["-o", "cache_dir=.pytest_cache/beside"]  # what failed last is noted by each for itself
     with tempfile.TemporaryFile("w+") as said:
         with subprocess.Popen([*command, *beside, *apart, *options], cwd=root, stdout=said, stderr=said) as other:
             if not together:
@@ -41,4 +51,6 @@ def worse(*statuses: int) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda *_: None)  # both hear of Ctrl-C and end in their own words
-    sys.exit(main(sys.argv[1:], together=not machine.gpu()))
+    arguments = sys.argv[1:]
+    marks = "slow" if arguments[:1] == ["slow"] else "not slow"
+    sys.exit(main(arguments[marks == "slow" :], together=not machine.gpu(), marks=marks))

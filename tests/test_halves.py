@@ -22,8 +22,19 @@ def test_what_two_processes_say(tmp_path, capfd):
     assert "test_beside" not in first and "test_beside - assert 0" in beside
 
 
+def test_slow_tests_run_in_two_processes_too(tmp_path, capfd):
+    (tmp_path / "tests").mkdir()
+    text = "import pytest\n@pytest.mark.slow\ndef test_long(): assert {}\ndef test_quick(): assert 0"
+    (tmp_path / "tests" / "test_mutants.py").write_text(text.format(0))
+    (tmp_path / "tests" / "test_other.py").write_text(text.format(1))
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    assert halves.main([], tmp_path, marks="slow") == 1
+    first, beside = capfd.readouterr().out.split("1 passed, 1 deselected")
+    assert "test_mutants" not in first and "1 failed, 1 deselected" in beside and "test_other" not in beside
+
+
 def test_what_goes_beside_is_there():
-    assert all((ROOT / name).is_file() for name in halves.TESTS_BESIDE)
+    assert all((ROOT / name).exists() for names in halves.BESIDE.values() for name in names)
 
 
 def test_no_test_chosen_of_one_half_is_no_failure():
