@@ -2,17 +2,21 @@
 
 Timing takes the GPU's lock exclusively, for the measured region only and never for compilation, and Nsight Compute's
 runs take it whole. Other GPU work of the course may take it shared, which keeps it out of measurements.
+
+Work comes in by a gate that those who wait to time keep shut: what is at work ends, they time one after another, and
+then all work that waited goes on together. So nobody waits for longer than one such turn of the others, and the
+GPU is not emptied for each timing anew. Locks are the system's (flock): a process that dies leaves none behind.
 """
 
+import fcntl
 import json
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-
-from filelock import ReadWriteLock, Timeout
 
 from . import machine, show
 
@@ -38,8 +42,8 @@ def exclusive(what: str) -> Iterator[None]:
     if getattr(_held, "exclusive", False):  # a timing inside a timing is already alone
         yield
         return
-    lock, holder = _lock()
-    with _waiting(lock.acquire_write, holder):
+    gate, lock, holder = (_file(end) for end in ("gate", "lock", "holder"))
+    with _locked(gate, fcntl.LOCK_SH, holder), _locked(lock, fcntl.LOCK_EX, holder):
         holder.unlink(missing_ok=True)  # of another account that was killed: only its owner may chmod it
         holder.write_text(json.dumps({"pid": os.getpid(), "user": _user(), "what": what}))
         holder.chmod(0o666)
@@ -54,30 +58,50 @@ def exclusive(what: str) -> Iterator[None]:
 @contextmanager
 def shared() -> Iterator[None]:
     """Use the GPU beside others of the course, but not while one of them is timing."""
-    if getattr(_held, "exclusive", False):
+    if getattr(_held, "exclusive", False) or getattr(_held, "shared", False):
         yield
         return
-    lock, holder = _lock()
-    with _waiting(lock.acquire_read, holder):
-        yield
+    gate, lock, holder = (_file(end) for end in ("gate", "lock", "holder"))
+    with ExitStack() as held:
+        with _locked(gate, fcntl.LOCK_EX, holder):
+            held.enter_context(_locked(lock, fcntl.LOCK_SH, holder))
+        _held.shared = True
+        try:
+            yield
+        finally:
+            _held.shared = False
 
 
-def _lock() -> tuple[ReadWriteLock, Path]:
-    name = machine.here().uuid or "cpu"
-    path = folder() / f"{name}.lock"
-    if not path.exists():
-        path.touch()
-        path.chmod(0o666)
-    return ReadWriteLock(path), path.with_suffix(".holder")
+def _file(end: str) -> Path:
+    return folder() / f"{machine.here().uuid or 'cpu'}.{end}"
 
 
-def _waiting(acquire, holder: Path):
-    """The acquired lock; after half a second of waiting, say for whom."""
+@contextmanager
+def _locked(path: Path, how: int, holder: Path) -> Iterator[None]:
+    """The system's lock of a file; after half a second of waiting, say for whom."""
+    file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        return acquire(timeout=0.5)
-    except Timeout:
-        with show.working(f"waiting for the GPU: {_who(holder)}"):
-            return acquire()
+        if os.fstat(file).st_uid == os.getuid():  # whatever this account's umask is
+            os.fchmod(file, 0o666)
+        if not _taken(file, how):
+            with show.working(f"waiting for the GPU: {_who(holder)}"):
+                fcntl.flock(file, how)  # whoever waits longest is woken first
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # closing would not do, where a process was forked meanwhile
+        os.close(file)
+
+
+def _taken(file: int, how: int) -> bool:
+    """Whether the lock was free within half a second, and is held now."""
+    until = time.monotonic() + 0.5
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
 
 
 def _who(holder: Path) -> str:

@@ -55,7 +55,7 @@ ITEM_SECONDS = 480
 JOB_CPUS, JOB_BYTES, JOB_GPU_BYTES = 8 / 7, 6 << 30, 9 << 30
 """What each of several items at a time takes of a machine's cores, free memory, and free memory of a GPU."""
 
-LESSONS_AT_A_TIME = 2
+LESSONS_AT_A_TIME = 3
 """On each GPU: they time what they run, for which everybody else must wait."""
 
 NEEDS = {

@@ -1,5 +1,6 @@
 """One timer at a time: a second process waits, and is told for whom."""
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -62,3 +63,55 @@ def test_other_work_is_shared_among_itself_and_keeps_timing_waiting():
     with locks.exclusive("mine"):
         assert time.monotonic() - began > 1.0
         assert other.wait(5) == 0
+
+
+AGAIN = """
+import time
+from helpers import locks
+print("held", flush=True)
+for _ in range(100):
+{}
+"""
+WORK = "    with locks.shared(): time.sleep(0.4)"
+TIMING = "    with locks.shared(): pass\n    with locks.exclusive('a kernel'): time.sleep(0.2)"
+
+
+@contextlib.contextmanager
+def room(*loops: str):
+    """Processes that each take the lock again as soon as they gave it back."""
+    line = [sys.executable, "-c"]
+    started = [subprocess.Popen([*line, AGAIN.format(loop)], cwd=ROOT, stdout=subprocess.PIPE) for loop in loops]
+    try:
+        for process in started:
+            assert process.stdout.readline() == b"held\n"
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def longest(take, times: int = 5) -> float:
+    waits = []
+    for _ in range(times):
+        began = time.monotonic()
+        with take():
+            waits.append(time.monotonic() - began)
+    return max(waits)
+
+
+def test_a_timer_gets_in_beside_others_whose_work_never_pauses():
+    with room(WORK, WORK, WORK):
+        assert longest(lambda: locks.exclusive("mine")) < 2
+
+
+def test_nobody_waits_for_longer_than_a_turn_of_the_others():
+    with room(WORK, WORK, TIMING, TIMING, TIMING):
+        assert longest(locks.shared) < 4
+        assert longest(lambda: locks.exclusive("mine")) < 4
+
+
+def test_shared_work_within_shared_work_does_not_wait_for_a_timer_that_waits_for_it():
+    with locks.shared(), room(TIMING):
+        time.sleep(0.5)
+        assert longest(locks.shared) < 0.1

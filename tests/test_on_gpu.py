@@ -180,8 +180,7 @@ def test_lessons_run_few_at_a_time_and_each_gpu_gets_its_share():
         room.todo.remove(chosen[0])
         room.busy.append(chosen)
         given.append((chosen[0].name, chosen[1]))
-    assert given == [("notebooks/0", "0"), ("notebooks/1", "1"), ("notebooks/2", "0"), ("notebooks/3", "1"),
-                     ("tests/a", "0")]  # fmt: skip
+    assert given == [*((f"notebooks/{i}", str(i % 2)) for i in range(2 * on_gpu.LESSONS_AT_A_TIME)), ("tests/a", "0")]
 
 
 def test_ctrl_c_ends_what_runs(tmp_path):

@@ -90,7 +90,19 @@ def test_python_does_not_end_while_a_reference_is_computed(trial, monkeypatch):
     assert trial("row-softmax").run() == [] and seen == [False]
 
 
-def test_what_is_made_of_pytorch_runs_in_both_passes_at_once(trial, taken, monkeypatch):
+def test_the_gpu_is_shared_for_as_long_as_the_answer_s_process_uses_it(trial, taken, monkeypatch):
+    """What times the answer takes the lock by itself, in that process."""
+    real = child.run
+    monkeypatch.setattr(child, "run", lambda *words, **named: taken.append("ran") or real("", seconds=20))
+    one = trial("row-softmax")
+    cases = list(one.cases("cpu"))[:1]
+    for mode, given, found in ("cpu", cases, ["ran"]), ("gpu", [], ["ran"]), ("gpu", cases, ["shared", "ran"]):
+        one.played(mode, given)
+        assert taken == found
+        taken.clear()
+
+
+def test_what_is_made_of_pytorch_runs_in_both_passes_at_once(trial, monkeypatch):
     """Kernels wait until the first pass has seen that they keep to their tensors."""
     monkeypatch.setattr(child, "warm", lambda **named: None)
     begun, stopped = threading.Event(), []
@@ -112,8 +124,8 @@ def test_what_is_made_of_pytorch_runs_in_both_passes_at_once(trial, taken, monke
         one = trial(name)
         one.found, one.text = [], "0.1"
         assert one.run() == [] and one.checked == [f"{len(one.exercise.cases)} cases on the GPU"]
-        assert stopped == [False] and taken == ["shared"]
-        stopped.clear(), taken.clear(), begun.clear()
+        assert stopped == [False]
+        stopped.clear(), begun.clear()
     one.found, one.text, one.second = ["a finding"], "100", None
     assert one.run() == ["a finding"] and one.second.result()[1].timed_out and not stopped
     assert not trial("row-softmax").may_run_beside() and not trial("honest-timer").may_run_beside()

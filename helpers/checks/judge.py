@@ -340,7 +340,7 @@ class Trial:
 
     def passes(self) -> list[Finding]:
         if self.gpu and self.may_run_beside():
-            with self.lock(), self.begun_beside():
+            with self.begun_beside():
                 findings = self.on_cpu() or self.on("gpu")
             return findings or self.measured()
         findings = self.on_cpu()
@@ -351,10 +351,10 @@ class Trial:
         elif not findings and self.gpu:
             if self.begun:
                 self.begun.result(self.seconds)
-            with self.lock():
-                findings = self.on("gpu")
-                worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory", "environment"))
-                if worth and self.has_kernels:
+            findings = self.on("gpu")
+            worth = self.sanitize or (findings and findings[0].kind not in ("timeout", "memory", "environment"))
+            if worth and self.has_kernels:
+                with self.lock():
                     findings += caught("compute-sanitizer", self.sanitized())
             findings = findings or self.measured()
         elif self.sanitize and not self.gpu:
@@ -633,7 +633,8 @@ class Trial:
     ) -> tuple[list, child.Result]:
         """Run the answer; returns the frames that it left, and how its process ended. until: as in `child.run`."""
         limit = self.seconds * (3 if mode == "gpu" else 1)
-        with TemporaryFile(buffering=0) as job_file, TemporaryFile(buffering=0) as left_file:
+        kept_out = self.lock() if mode == "gpu" and cases else contextlib.nullcontext()
+        with kept_out, TemporaryFile(buffering=0) as job_file, TemporaryFile(buffering=0) as left_file:
             stage.put(job_file.fileno(), *self.job(mode, cases, speed))
             try:
                 done = child.run(
