@@ -33,8 +33,7 @@ ROUNDS = 21
 MOST_SETS = 256
 GRAPH_BELOW_US = 100.0
 """Calls longer than this are not captured: their launches hide behind the work, and a graph copies memory at half
-the speed of a kernel (2.7 against 4.1 TB/s, H200, torch 2.11). In a graph a kernel takes 0.36 µs longer than in a
-queue (H200, torch 2.13), so that which it is must not depend on who else is at work."""
+the speed of a kernel (2.7 against 4.1 TB/s, H200, torch 2.11)."""
 
 QUEUES, GUESSED_BELOW_US = 3, 50_000.0
 """Short queues that a call's length is guessed from, and the calls that are too long for that."""

@@ -94,7 +94,7 @@ def serving(root: Path, home: Path, settings: dict | None = None) -> Iterator[La
     token = secrets.token_hex(8)
     env = {
         **os.environ,
-        "PYTHONPATH": str(root),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")])),
         "HOME": str(home),
         "JUPYTER_CONFIG_DIR": str(home / "config"),
         "JUPYTER_DATA_DIR": str(home / "data"),

@@ -198,9 +198,10 @@ def few(name: str, mode: str = ""):
 
 
 def forks(pid: int) -> list[psutil.Process]:
-    """What the zygotes of a process have started and is still there."""
+    """What the zygotes of a process have started and still runs: a twin that ended waits there for the next sweep."""
     zygotes = [p for p in psutil.Process(pid).children() if child._SCRIPT in p.cmdline()]
-    return [fork for zygote in zygotes for fork in zygote.children(recursive=True)]
+    started = [fork for zygote in zygotes for fork in zygote.children(recursive=True)]
+    return [fork for fork in started if fork.is_running() and fork.status() != psutil.STATUS_ZOMBIE]
 
 
 def healthy(*names: str) -> None:
