@@ -1030,6 +1030,43 @@ def test_a_fence_releases_what_came_before_it_only(kernels):
     assert kernels.get_function("all_fence").check_races((4,), (32,), arguments(128), blocks=None) == ()
 
 
+SWAPS = """
+extern "C" __global__ void added(const float* x, float* sum, float* seen) {
+    int* word = (int*)sum;
+    int old = *word, guess;
+    do {
+        guess = old;
+        old = atomicCAS(word, guess, __float_as_int(__int_as_float(guess) + x[threadIdx.x]));
+    } while (old != guess);
+}
+extern "C" __global__ void looked(const float* x, float* sum, float* seen) {
+    seen[blockIdx.x * blockDim.x + threadIdx.x] = *sum;
+    atomicAdd(sum, x[threadIdx.x]);
+}
+extern "C" __global__ void swapped_later(const float* x, float* sum, float* seen) {
+    seen[blockIdx.x * blockDim.x + threadIdx.x] = *sum;
+    float again = *(volatile float*)sum;
+    atomicCAS((int*)sum, __float_as_int(again), 0);
+}
+extern "C" __global__ void only_looked(const float* x, float* sum, float* seen) {
+    if (threadIdx.x) seen[blockIdx.x * blockDim.x + threadIdx.x] = *sum;
+    else atomicAdd(sum, x[0]);
+}
+"""
+
+
+@pytest.mark.parametrize("declared", ["int", "volatile int"])
+def test_what_is_read_for_a_compare_and_swap_is_a_guess_and_no_race(declared):
+    """The loop of NVIDIA's guide begins with such a read; one whose value is used is a race beside atomics."""
+    swaps = cuda.RawModule(code=SWAPS.replace("int* word = (int*)", f"{declared}* word = ({declared}*)")
+                           .replace("atomicCAS(word,", "atomicCAS((int*)word,"))  # fmt: skip
+    x, sum_, seen = torch.ones(64, device=DEVICE), zeros(1), zeros(128)
+    for name, racing in {"added": set(), "looked": {"sum"}, "swapped_later": {"sum"}, "only_looked": {"sum"}}.items():
+        found = swaps.get_function(name).check_races((2,), (64,), (x, sum_, seen), blocks=None)
+        assert {race.array for race in found} == racing, (name, found)
+        assert all({race.kind, race.other_kind} == {"load", "atomic"} for race in found), found
+
+
 @on_cpu
 def test_a_view_is_held_to_its_span(kernels):
     base = torch.randn(256)

@@ -1,6 +1,7 @@
 """One timer at a time: a second process waits, and is told for whom."""
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -53,6 +54,19 @@ def test_a_killed_holder_leaves_no_lock_behind():
     began = time.monotonic()
     with locks.exclusive("mine"), locks.exclusive("nested"):
         assert time.monotonic() - began < 5
+
+
+def test_who_waits_can_be_stopped():
+    other = holder(60)
+    line = [sys.executable, "-c", HOLD.format("exclusive('mine')", 0)]
+    with subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as waiting:
+        while "waiting for the GPU" not in (said := waiting.stdout.readline()):
+            assert waiting.poll() is None, said
+        time.sleep(0.2)
+        waiting.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in waiting.stderr.read() and waiting.wait(5) != 0
+    other.kill()
+    other.wait()
 
 
 def test_other_work_is_shared_among_itself_and_keeps_timing_waiting():

@@ -236,7 +236,7 @@ CC_RMW(atomicDec, RMW_DEC)
 template <class T, class U, class V>
 CC_ATOMIC T atomicCAS(T* p, U compare, V value) {
   using B = typename cc::Bits<sizeof(T)>::type;
-  cc_atomic(p, sizeof(T), __builtin_return_address(0));
+  cc_atomic(p, sizeof(T), __builtin_return_address(0), true);
   T c = (T)compare, v = (T)value;
   B expected, wanted;
   __builtin_memcpy(&expected, &c, sizeof(T));

@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -205,6 +206,7 @@ void work(Launch* l, std::atomic<uint64_t>* next, std::atomic<bool>* stop, Worke
     w->block = {uint32_t(number % g.x), uint32_t(number / g.x % g.y), uint32_t(number / ((uint64_t)g.x * g.y))};
     if (l->order == SHUFFLE) std::shuffle(order.begin(), order.end(), std::mt19937(l->seed + i));
     run_block(w, order);
+    if (w->shadow) settle_all(w->shadow);
     if (totals && !stop->load()) summarise(w, *totals);
   }
   current_worker = nullptr;
@@ -342,7 +344,10 @@ int cc_order() { return launches ? self()->worker->launch->order : 0; }
 int cc_idle() { return launches ? self()->worker->launch->idle : 0; }
 unsigned char cc_poison() { return POISON[cc_order()]; }
 
-void cc_atomic(void* address, size_t size, void* pc) { touch(address, size, ATOMIC, pc, true); }
+void cc_atomic(void* address, size_t size, void* pc, bool compares) {
+  if (launches) self()->compares = compares;
+  touch(address, size, ATOMIC, pc, true);
+}
 void cc_fence() {
   Fiber* f = self();
   if (Shadow* s = f->worker->shadow) s->fenced[f->linear] = (uint64_t)s->epoch << 32 | ++f->clock[lane_of(f)];

@@ -113,7 +113,7 @@ void cc_touch(void* address, size_t size, bool store, void* pc);
 unsigned char cc_poison();
 int cc_order();
 int cc_idle();
-void cc_atomic(void* address, size_t size, void* pc);
+void cc_atomic(void* address, size_t size, void* pc, bool compares = false);
 void cc_fence();
 void cc_assert(const char* text, int line);
 void cc_trap(int line);

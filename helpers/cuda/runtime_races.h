@@ -29,6 +29,7 @@ struct Shadow {
   std::unordered_map<uint32_t, Known> threads;            // of the running block
   Known block;                                            // what every thread of the running block knows
   std::map<std::pair<uint64_t, uint64_t>, Race> races;    // by the two instructions
+  std::map<std::pair<uint32_t, uint64_t>, std::vector<std::function<void()>>> guesses;  // of the running block: thread, word
   uint32_t epoch = 0;
   std::vector<uint64_t> fenced;                           // by thread: its last fence, as epoch<<32 | clock; 0: none
 };
@@ -98,6 +99,21 @@ void note_race(Worker* w, Fiber* f, const Stamp& before, const Stamp& now, uint6
   r.thread = f->linear, r.other_thread = before.thread;
 }
 
+// A thread that reads a word beside others' atomics races with them, unless what it does to that word next is to compare
+// and swap: then what it read was a guess, which the atomic checks. Until then the race waits here.
+void settle(Shadow* s, std::pair<uint32_t, uint64_t> where, bool checked) {
+  auto it = s->guesses.find(where);
+  if (it == s->guesses.end()) return;
+  auto noted = std::move(it->second);
+  s->guesses.erase(it);
+  if (!checked)
+    for (auto& note : noted) note();
+}
+
+void settle_all(Shadow* s) {
+  while (!s->guesses.empty()) settle(s, s->guesses.begin()->first, false);
+}
+
 void search_races(Worker* w, Fiber* f, uint64_t address, size_t size, Kind kind, uint64_t pc, Space space, int range) {
   Shadow* s = w->shadow;
   Stamp now{w->block_number, f->linear, s->epoch, f->clock[lane_of(f)], pc, (uint8_t)kind, 0};
@@ -106,11 +122,17 @@ void search_races(Worker* w, Fiber* f, uint64_t address, size_t size, Kind kind,
     uint64_t from = std::max(address, word * 4) - word * 4, to = std::min(address + size, word * 4 + 4) - word * 4;
     now.bytes = uint8_t((1u << to) - (1u << from));
     Cell& cell = cells[word];
+    settle(s, {f->linear, word}, kind == ATOMIC && f->compares);
     size_t readers = 0;
     for (auto& before : cell) {
       readers += before.kind == READ;
       bool harmless = (kind == READ && before.kind == READ) || (kind == ATOMIC && before.kind == ATOMIC);
-      if ((before.bytes & now.bytes) && !harmless && !ordered(w, f, before)) note_race(w, f, before, now, address, space, range);
+      if (!(before.bytes & now.bytes) || harmless || ordered(w, f, before)) continue;
+      auto note = [=] { note_race(w, f, before, now, address, space, range); };
+      bool own = kind == READ && before.kind == ATOMIC;
+      bool other = kind == ATOMIC && before.kind == READ && before.block == now.block;
+      if (own || other) s->guesses[{own ? f->linear : before.thread, word}].push_back(note);
+      else note();
     }
     auto superseded = [&](Stamp& before) {
       bool mine = before.block == now.block && before.thread == now.thread && before.kind == READ;

@@ -39,6 +39,7 @@ struct Fiber {
   uint32_t turn;
   uint32_t met;          // barriers passed, of the block and of the whole warp
   uint32_t clock[WARP];  // for races: how far this lane knows each lane of its warp
+  bool compares;         // for races: the atomic that begins is a compare-and-swap
   std::vector<Logged>* log;
 };
 
