@@ -61,6 +61,22 @@ def test_what_runs_on_the_gpu_runs_there_again_beside_others(trial, taken):
         assert taken == ["shared"]
 
 
+def test_a_timer_that_others_may_have_spoilt_is_judged_once_more(trial, monkeypatch):
+    """Seen beside 13 other programs on one GPU: two of 200 answers, honest timers, got wrong times."""
+    monkeypatch.setattr(child, "warm", lambda **named: None)
+    monkeypatch.setattr(Trial, "prepare", lambda self: None)
+    monkeypatch.setattr(Trial, "on_cpu", lambda self: [])
+    monkeypatch.setattr(Trial, "measured", lambda self: [])
+    monkeypatch.setattr(Trial, "on", lambda self, mode: found.pop(0))
+    wrong = [types.SimpleNamespace(kind="timeout")]  # a kind that asks for nothing further
+    for name, found, verdict in (
+        ("honest-timer", [wrong, []], []),
+        ("honest-timer", [wrong, wrong], wrong),
+        ("row-softmax", [wrong], wrong),
+    ):
+        assert trial(name).run() == verdict and not found
+
+
 def test_only_what_drives_a_timer_on_the_gpu_keeps_all_others_off():
     assert [e.name for e in EVERY.values() if e.alone] == ["honest-timer"]
 
