@@ -38,10 +38,15 @@ def folder() -> Path:
 
 @contextmanager
 def exclusive(what: str) -> Iterator[None]:
-    """Hold this GPU alone among the course's processes. `what` is shown to those who wait."""
+    """Hold this GPU alone among the course's processes. `what` is shown to those who wait.
+
+    Errors: RuntimeError within `shared` of the same thread.
+    """
     if getattr(_held, "exclusive", False):  # a timing inside a timing is already alone
         yield
         return
+    if getattr(_held, "shared", False):
+        raise RuntimeError("What works on the GPU beside others cannot have it alone: it would wait for itself.")
     gate, lock, holder = (_file(end) for end in ("gate", "lock", "holder"))
     with _locked(gate, fcntl.LOCK_SH, holder), _locked(lock, fcntl.LOCK_EX, holder):
         holder.unlink(missing_ok=True)  # of another account that was killed: only its owner may chmod it

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from helpers import ROOT, locks
 
 HOLD = """
@@ -123,6 +125,13 @@ def test_nobody_waits_for_longer_than_a_turn_of_the_others():
     with room(WORK, WORK, TIMING, TIMING, TIMING):
         assert longest(locks.shared) < 4
         assert longest(lambda: locks.exclusive("mine")) < 4
+
+
+def test_what_would_wait_for_itself_is_refused():
+    with locks.shared(), pytest.raises(RuntimeError, match="would wait for itself"), locks.exclusive("mine"):
+        pass
+    with locks.exclusive("mine"), locks.shared():
+        pass
 
 
 def test_shared_work_within_shared_work_does_not_wait_for_a_timer_that_waits_for_it():
