@@ -4,8 +4,9 @@ Timing takes the GPU's lock exclusively, for the measured region only and never 
 runs take it whole. Other GPU work of the course may take it shared, which keeps it out of measurements.
 
 Work comes in by a gate that those who wait to time keep shut: what is at work ends, they time one after another, and
-then all work that waited goes on together. So nobody waits for longer than one such turn of the others, and the
-GPU is not emptied for each timing anew. Locks are the system's (flock): a process that dies leaves none behind.
+then all work that waited goes on together. Who comes to time while work waits in the line goes after it. So nobody
+waits for longer than one such turn of the others, and the GPU is not emptied for each timing anew.
+Locks are the system's (flock): a process that dies leaves none behind.
 """
 
 import fcntl
@@ -47,8 +48,11 @@ def exclusive(what: str) -> Iterator[None]:
         return
     if getattr(_held, "shared", False):
         raise RuntimeError("What works on the GPU beside others cannot have it alone: it would wait for itself.")
-    gate, lock, holder = (_file(end) for end in ("gate", "lock", "holder"))
-    with _locked(gate, fcntl.LOCK_SH, holder), _locked(lock, fcntl.LOCK_EX, holder):
+    line, gate, lock, holder = (_file(end) for end in ("line", "gate", "lock", "holder"))
+    with ExitStack() as held:
+        with _locked(line, fcntl.LOCK_EX, holder):  # after the work that waits already
+            held.enter_context(_locked(gate, fcntl.LOCK_SH, holder))
+        held.enter_context(_locked(lock, fcntl.LOCK_EX, holder))
         holder.unlink(missing_ok=True)  # of another account that was killed: only its owner may chmod it
         holder.write_text(json.dumps({"pid": os.getpid(), "user": _user(), "what": what}))
         holder.chmod(0o666)
@@ -66,9 +70,9 @@ def shared() -> Iterator[None]:
     if getattr(_held, "exclusive", False) or getattr(_held, "shared", False):
         yield
         return
-    gate, lock, holder = (_file(end) for end in ("gate", "lock", "holder"))
+    line, gate, lock, holder = (_file(end) for end in ("line", "gate", "lock", "holder"))
     with ExitStack() as held:
-        with _locked(gate, fcntl.LOCK_EX, holder):
+        with _locked(line, fcntl.LOCK_SH, holder), _locked(gate, fcntl.LOCK_EX, holder):
             held.enter_context(_locked(lock, fcntl.LOCK_SH, holder))
         _held.shared = True
         try:

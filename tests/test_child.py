@@ -82,7 +82,7 @@ def test_survives(name):
     right()
     assert running("sleep 3017") == []
     zygote = child._zygotes["interpreted" if os.environ.get("TRITON_INTERPRET") == "1" else "compiled"]
-    below = Path(f"/proc/{zygote.process.pid}/task/{zygote.process.pid}/children").read_text()
+    below = Path(f"/proc/{zygote.pid}/task/{zygote.pid}/children").read_text()
     assert below == ""
 
 

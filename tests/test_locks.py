@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -125,6 +126,22 @@ def test_nobody_waits_for_longer_than_a_turn_of_the_others():
     with room(WORK, WORK, TIMING, TIMING, TIMING):
         assert longest(locks.shared) < 4
         assert longest(lambda: locks.exclusive("mine")) < 4
+
+
+def test_who_comes_to_time_does_not_overtake_work_that_waits():
+    """However slowly those wake who wait: on a busy machine work would else be passed by again and again."""
+    order = []
+
+    def take(name: str, lock) -> None:
+        with lock:
+            order.append(name)
+
+    with ThreadPoolExecutor() as pool, locks.exclusive("first"):
+        for name, lock in (("work", locks.shared()), ("timer", locks.exclusive("mine"))):
+            pool.submit(take, name, lock)
+            time.sleep(0.8)  # longer than it only tries
+        assert order == []
+    assert order == ["work", "timer"]
 
 
 def test_what_would_wait_for_itself_is_refused():
