@@ -5,7 +5,7 @@ runs take it whole. Other GPU work of the course may take it shared, which keeps
 
 Work comes in by a gate that those who wait to time keep shut: what is at work ends, they time one after another, and
 then all work that waited goes on together. Who comes to time while work waits in the line goes after it. So nobody
-waits for longer than one such turn of the others, and the GPU is not emptied for each timing anew.
+waits for longer than the rest of such a turn and the next one, and the GPU is not emptied for each timing anew.
 Locks are the system's (flock): a process that dies leaves none behind.
 """
 

@@ -61,7 +61,8 @@ def test_it_ends_with_its_parent_though_that_is_killed_during_a_job():
     assert not lives(apart)
 
 
-def lives(process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Not where it has ended, also between two looks, and only waits for its parent to ask how."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

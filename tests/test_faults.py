@@ -3,7 +3,6 @@
 `FAULTS` is the table: code that goes into the course's own answer, and what must be said of it.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -29,6 +28,7 @@ from helpers.checks.judge import Stopped, Trial
 from helpers.exercises import every
 from tests.answers import edited, solved
 from tests.test_child import running
+from tests.test_desk import lives
 
 DAEMON = "sleep 3018"
 
@@ -202,13 +202,7 @@ def forks(pid: int) -> list[psutil.Process]:
     """What the zygotes of a process have started and still runs: a twin that ended waits there for the next sweep."""
     zygotes = [p for p in psutil.Process(pid).children() if child._SCRIPT in p.cmdline()]
     started = [fork for zygote in zygotes for fork in zygote.children(recursive=True)]
-
-    def runs(fork: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended between two looks
-            return fork.status() != psutil.STATUS_ZOMBIE
-        return False
-
-    return [fork for fork in started if runs(fork)]
+    return [fork for fork in started if lives(fork)]
 
 
 def left(pid: int) -> list[psutil.Process]:
